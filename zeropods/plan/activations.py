@@ -16,9 +16,10 @@ GRADIENTS_OF_FEED_FORWARD = {True: 3, False: 2}
 """Gradients of the feed-forward's width that a layer's backward pass holds at one time, by whether
 the model is causal."""
 LOSS_COPIES = 3
-"""The log-softmax over the vocabulary, and the gradients of its output and of its input."""
+"""FP32 tensors over the vocabulary that a loss has at one time: the log-softmax, and the gradients
+of its output and of its input."""
 HALF_COPIES = {OF_TRANSFORMERS: 14 / 4, FUSED_LOSS: 8 / 4}
-"""The same of other losses over BF16 logits, in units of the FP32 log-softmax. Of transformers:
+"""Bytes of other losses over BF16 logits, as multiples of the FP32 log-softmax's. Of transformers:
 logits, their FP32 copy, log-softmax and gradient, 2 + 4 + 4 + 4 bytes an element. Of a kernel that
 works in place: logits, their FP32 copy and the logits' gradient, 2 + 4 + 2 bytes."""
 KEPT_BY_ADAPTERS_UNDER_FSDP = 2
@@ -46,8 +47,8 @@ class Stack:
     """Bytes that each layer keeps until its backward pass: all that it saves, or with gradient
     checkpointing its input."""
     working: int
-    """Bytes that the layer at work adds: gradients of its feed-forward part or of its scores, and
-    what is computed again."""
+    """Bytes that the layer at work adds in the backward pass: gradients of its feed-forward part
+    or, where they are more, of its attention scores; and what is computed again."""
 
     @property
     def all_kept(self) -> int:
@@ -77,27 +78,28 @@ class Activations:
         sizes = (work.batch_size, work.tokens, work.labels)
         saved = work.saved()
         self.work = work
-        self.head = ELEMENT_BYTES["fp32"] * work.logit_rows * shape.vocabulary
-        """Bytes of the labels' FP32 log-softmax over the vocabulary."""
+        self.log_softmax = ELEMENT_BYTES["fp32"] * work.logit_rows * shape.vocabulary
+        """Bytes of the FP32 log-softmax over the vocabulary, of all tokens with a loss."""
         self.loss = self._loss_bytes()
         """Most bytes of the loss: logits, log-softmax and their gradients."""
-        trains_embedding = work.method.adapter is None
         self.tied_gradients = 0
+        """Bytes of a tied embedding's gradients, as the head and as the table: both exist while
+        they are added. 0 where the head has a matrix of its own, or the embedding is frozen."""
+        trains_embedding = work.method.adapter is None
         if shape.tied and trains_embedding:
             self.tied_gradients = 2 * work.element_bytes * shape.embedding
-        """Bytes of a tied embedding's gradients, as the head and as the table: both exist while
-        they are added."""
         beside_layers = value_at(saved.ends, *sizes)
         if work.checkpointing:
             beside_layers += value_at(saved.held, *sizes)
         self.ends = round(beside_layers)
-        """Bytes saved beside the layers: they are kept until the backward pass has come through all
-        of them."""
+        """Bytes saved beside the layers. `backward` counts them where the pass enters a stack of
+        layers, and not where it leaves one."""
         self.copies = 0
         """With checkpointing, bytes of FP16 copies of weights, which autocast keeps until the loss
         is computed. Without it they are among the bytes of the layers, and this is 0."""
         if work.autocast and work.checkpointing:
-            # The copies are what grows with no size: the coefficient of exponents 0, 0 and 0.
+            # The copies are what does not grow with rows, tokens or labels: the coefficient of the
+            # exponents 0, 0 and 0.
             self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
         if shape.is_decoder_only:
             self.stacks = [self._stack(0, "", work.tokens)]
@@ -108,17 +110,17 @@ class Activations:
             ]
 
     def _loss_bytes(self) -> int:
-        """Most bytes that the loss takes beside what the pass has saved."""
+        """Most bytes that the loss takes beside what the layers have saved."""
         work = self.work
         loss = work.method.loss
         if loss == CHUNKED:
             # About as many logits at a time as the hidden states have elements, and the gradient of
-            # these (Liger-Kernel, ops/fused_linear_cross_entropy.py).
+            # the hidden states (Liger-Kernel, ops/fused_linear_cross_entropy.py).
             return 2 * work.element_bytes * work.logit_rows * work.shape.width
         copies: float = LOSS_COPIES
         if work.is_half:
             copies = HALF_COPIES.get(loss, LOSS_COPIES)
-        return round(copies * self.head)
+        return round(copies * self.log_softmax)
 
     def _stack(self, side: int, prefix: str, tokens: int) -> Stack:
         """The layers of one side.
@@ -132,20 +134,23 @@ class Activations:
         saved = work.saved()
         sizes = (work.batch_size, work.tokens, work.labels)
 
-        element = ELEMENT_BYTES[work.precision]
-        width = GRADIENTS_OF_FEED_FORWARD[shape.is_decoder_only] * shape.inner
-        gradients = element * work.batch_size * tokens * width
+        elements_of_a_token = GRADIENTS_OF_FEED_FORWARD[shape.is_decoder_only] * shape.inner
+        gradient_bytes = (
+            ELEMENT_BYTES[work.precision] * work.batch_size * tokens * elements_of_a_token
+        )
         if work.kernel in (EAGER, PLAIN):
             # A decoder's scores are over its own tokens and, beside an encoder, over the source's.
             keys = tokens if side == 0 else max(tokens, work.tokens)
-            gradients = max(gradients, 2 * saved.scores * work.batch_size * tokens * keys)
+            # The gradients of scores and of their softmax exist at the same time.
+            score_bytes = 2 * saved.scores * work.batch_size * tokens * keys
+            gradient_bytes = max(gradient_bytes, score_bytes)
 
-        layer = round(value_at(saved.layers[side], *sizes) / shape.layers[side])
-        kept = layer
+        bytes_of_a_layer = round(value_at(saved.layers[side], *sizes) / shape.layers[side])
+        kept = bytes_of_a_layer
         computed_again = 0
         if work.checkpointing:
             kept = round(value_at(saved.inputs[side], *sizes))
-            computed_again = layer
+            computed_again = bytes_of_a_layer
             if work.is_fsdp and work.method.adapter is not None:
                 kept *= KEPT_BY_ADAPTERS_UNDER_FSDP
         return Stack(
@@ -154,18 +159,13 @@ class Activations:
             layers=shape.layers[side],
             parameters=shape.layer_parameters[side],
             kept=kept,
-            working=gradients + computed_again,
+            working=gradient_bytes + computed_again,
         )
 
     def in_loss(self) -> int:
         """Bytes while the loss is computed, its gradients included; no parameter has one yet."""
         in_stacks = sum(stack.all_kept for stack in self.stacks)
         return in_stacks + self.ends + self.copies + self.loss
-
-    def in_layers(self) -> int:
-        """Bytes of all that belongs to neither the loss nor an embedding: what layers keep, and the
-        layer at work."""
-        return self.in_loss() - self.loss + self.most_working
 
     @property
     def most_working(self) -> int:
@@ -180,40 +180,44 @@ class Activations:
         sides share a tied embedding, its gradient as a table exists beside that of the head after
         each side.
         """
+        shape = self.work.shape
         # A frozen weight has no gradient, and those of adapters are next to nothing.
-        size = self.work.element_bytes if self.work.method.adapter is None else 0
-        weights = self.work.shape.weights
-        last_matrix = max(weight.size for weight in weights if weight.kind == "matrix")
-        table = self.tied_gradients // 2 if len(self.stacks) > 1 else 0
-        made = size * self.work.shape.embedding
-        below = sum(stack.all_kept for stack in self.stacks)
+        element_bytes = self.work.element_bytes if self.work.method.adapter is None else 0
+        table_gradient = self.tied_gradients // 2 if len(self.stacks) > 1 else 0
+        # The head's gradient comes first; it is as large as the embedding's.
+        gradients_made = element_bytes * shape.embedding
+        still_kept = sum(stack.all_kept for stack in self.stacks)
         moments = []
         for stack in reversed(self.stacks):
-            moments.append(BackwardMoment(self.ends + below + stack.working, made))
-            below -= stack.all_kept
+            at_last_layer = self.ends + still_kept + stack.working
+            moments.append(BackwardMoment(at_last_layer, gradients_made))
+            still_kept -= stack.all_kept
+            at_first_layer = still_kept + stack.working + stack.kept + table_gradient
+            other_layers = stack.parameters * (stack.layers - 1) // stack.layers
             # While the most is saved, the layer at work has a gradient only of its feed-forward
             # part's last matrix.
-            other_layers = stack.parameters * (stack.layers - 1) // stack.layers
-            at_first_layer = made + size * (other_layers + last_matrix)
-            at_work = below + stack.working + stack.kept + table
-            moments.append(BackwardMoment(at_work, at_first_layer))
-            made += size * stack.parameters
-        moments.append(BackwardMoment(self.tied_gradients, made))
+            new_elements = other_layers + shape.largest_matrix
+            moments.append(
+                BackwardMoment(at_first_layer, gradients_made + element_bytes * new_elements)
+            )
+            gradients_made += element_bytes * stack.parameters
+        moments.append(BackwardMoment(self.tied_gradients, gradients_made))
         return moments
 
     def terms(self) -> list[Term]:
-        """Terms of the most that exists at one time: all that is saved, and what the head or a
-        layer adds to it."""
+        """Terms of the most that exists at one time: all that is saved, and what the loss or a
+        layer adds to it; with a tied embedding its gradients, as far as they are more than that."""
         terms = [self._layers_term(stack) for stack in self.stacks]
-        beside = [size for size in (self.ends, self.copies) if size]
-        formula = " + ".join(f"{short(size)}B" for size in beside)
-        terms.append(_activations("ends, masks, weights in FP16", sum(beside), formula))
+        beside_layers = [number for number in (self.ends, self.copies) if number > 0]
+        formula = " + ".join(f"{short(number)}B" for number in beside_layers)
+        terms.append(_activations("ends, masks, weights in FP16", sum(beside_layers), formula))
         terms.append(self._loss_or_layer_term())
-        beyond = self.tied_gradients - total(terms)
-        if beyond > 0:
+        # The embedding comes last in the backward pass, when all else is freed.
+        beyond_activations = self.tied_gradients - total(terms)
+        if beyond_activations > 0:
             name = "gradients of the embedding, as head and as table, where activations were"
             formula = f"{short(self.tied_gradients)}B, less those"
-            terms.append(_activations(name, beyond, formula))
+            terms.append(_activations(name, beyond_activations, formula))
         return terms
 
     def _layers_term(self, stack: Stack) -> Term:
@@ -230,27 +234,28 @@ class Activations:
         return _activations(name, stack.all_kept, formula)
 
     def _loss_or_layer_term(self) -> Term:
-        """What the loss takes or, where that is more, a layer that is computed again or its
-        gradients."""
+        """What the loss takes or, where that is more, the layer at work: one that is computed again
+        or, without checkpointing, the gradients within a layer beside the log-softmax."""
         work = self.work
-        most = self.most_working
+        working = self.most_working
         is_causal = len(self.stacks) == 1
-        log_softmax = self.head if work.method.loss != CHUNKED else 0
-        if work.checkpointing and self.loss < most:
+        log_softmax = self.log_softmax if work.method.loss != CHUNKED else 0
+        if work.checkpointing and self.loss < working:
             kind = f"{work.kernel} attention" if is_causal else "the larger of the two kinds"
-            return _activations("one layer, computed again", most, f"{short(most)}B, {kind}")
-        if not work.checkpointing and is_causal and self.loss - log_softmax < most:
+            return _activations("one layer, computed again", working, f"{short(working)}B, {kind}")
+        if not work.checkpointing and is_causal and self.loss - log_softmax < working:
             name = "log-softmax, and gradients within a layer"
-            formula = f"{short(log_softmax)}B + {short(most)}B"
-            return _activations(name, log_softmax + most, formula)
+            formula = f"{short(log_softmax)}B + {short(working)}B"
+            return _activations(name, log_softmax + working, formula)
+        if work.method.loss != OF_LABELS:
+            name = f"logits and their gradients, loss {work.method.loss}"
+            formula = f"{work.logit_rows} tokens x {self.loss / work.logit_rows / 1e3:.4g} kB"
+            return _activations(name, self.loss, formula)
         labels = f"{work.batch_size} rows x {work.labels} labels"
         if work.label_tokens is not None:
             labels = f"{work.label_tokens} labels"
         name = "log-softmax over the vocabulary, with its gradients"
         formula = f"{LOSS_COPIES} x 4 B x {labels} x {work.shape.vocabulary} words"
-        if work.method.loss != OF_LABELS:
-            name = f"logits and their gradients, loss {work.method.loss}"
-            formula = f"{work.logit_rows} tokens x {self.loss / work.logit_rows / 1e3:.4g} kB"
         return _activations(name, self.loss, formula)
 
 

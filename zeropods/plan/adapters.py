@@ -34,48 +34,50 @@ class Adapted(nn.Module):
         """The layer's output with the adapter's added."""
         result: Tensor = self.frozen(hidden)
         low_rank = self.wide(self.narrow(hidden.to(torch.float32)))
+        # peft scales by alpha / rank. Any factor saves as much.
         return (result + 2.0 * low_rank).to(result.dtype)
 
     @property
     def elements(self) -> int:
-        """Elements of the adapter."""
+        """Number of elements of the adapter."""
         return self.narrow.weight.numel() + self.wide.weight.numel()
 
 
 def adapted(model: PreTrainedModel, targets: str) -> PreTrainedModel:
-    """A copy of the model in FP16, frozen, with adapters.
+    """A copy of the model in FP16, frozen, with adapters of rank 1 beside its target layers.
 
-    What its first layer is given needs a gradient, as with checkpointing it must
+    The embedding's output needs a gradient, as it must with checkpointing
     (`enable_input_require_grads`).
 
     Args:
-        targets: `Method.lora_targets`.
+        targets: the layers with an adapter, as in `Method.lora_targets`.
 
     Raises:
-        UserError: the model has no such layers.
+        UserError: no layer of the model is a target.
     """
     model = copy.deepcopy(model)
     model.to(torch.float16)
     model.requires_grad_(False)
     head = model.get_output_embeddings()
     ends = tuple(targets.split(","))
-    places = []
+    # They are replaced after the walk, so that it does not come to what is inside of them.
+    target_layers = []
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear | Conv1D) and module is not head
         is_target = targets == ALL_LINEAR or name.endswith(ends)
         if is_linear and is_target:
-            places.append((name, module))
-    if not places:
+            target_layers.append((name, module))
+    if not target_layers:
         raise UserError(
             f"--lora-targets {targets}: no linear layer of this model is called so; "
             f"give {ALL_LINEAR}, or ends of names such as q_proj,v_proj"
         )
-    for name, module in places:
+    for name, module in target_layers:
         inputs, outputs = _sizes(module)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Adapted(module, inputs, outputs))
     model.get_input_embeddings().register_forward_hook(
-        lambda _module, _given, hidden: hidden.requires_grad_(True)
+        lambda _module, _inputs, hidden: hidden.requires_grad_(True)
     )
     return model
 

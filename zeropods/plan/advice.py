@@ -33,7 +33,7 @@ from zeropods.plan.estimate import (
     verdict_of,
     workload_of,
 )
-from zeropods.plan.gpus import cards, is_before_ampere, memory_bytes
+from zeropods.plan.gpus import cards, is_before_ampere
 from zeropods.plan.machines import step_time
 from zeropods.plan.methods import ADAPTERS, LORA, QLORA
 from zeropods.plan.workload import Workload
@@ -61,8 +61,8 @@ class Choice:
     those of the request."""
 
     batch: bool = True
-    """Whether rows of a pass and passes of a step; where the request has a `global_batch`, only how
-    it is divided into passes."""
+    """Whether it may choose rows of a pass and passes of a step; where the request has a
+    `global_batch`, only how that is divided into passes."""
     checkpointing: bool = True
     precision: bool = True
 
@@ -154,7 +154,8 @@ def advise(
     Args:
         choice: what may be chosen, because no flag says it.
         span_of_runs: as for `plan`.
-        within_seconds: the longest that the whole training may take in the cheapest way.
+        within_seconds: the longest that the whole training may take in the cheapest way; None for
+            any time.
     """
     search = _Search(_with_samples_for_steps(request), span_of_runs)
     ways = search.ways(choice)
@@ -225,30 +226,31 @@ def ways_of(request: Request, choice: Choice) -> Iterator[Request]:
     techniques = requested_techniques(request)
     all_ways = product(precisions, request.attentions, checkpointings, techniques)
     for precision, attention, checkpointing, technique in all_ways:
-        made = partial(
+        make_request = partial(
             request.with_techniques,
             (technique.name,),
             precision=precision,
             attention=attention if request.shape.is_decoder_only else request.attention,
             gradient_checkpointing=checkpointing,
         )
-        changed = _if_possible(made)
+        changed = _if_possible(make_request)
         if changed is not None:
             yield changed
 
 
 def _precisions(request: Request) -> list[str]:
-    """The precisions that may be chosen on the GPUs of a request."""
-    known = request.shape.precisions
+    """The precisions that may be chosen on the GPUs of a request, the first of equal ones first."""
     if not is_before_ampere(request.machines.gpu):
         return ["bf16", "fp32"]
-    return ["fp16", "fp32"] if "fp16" in known else ["fp32"]
+    return ["fp16", "fp32"] if "fp16" in request.shape.precisions else ["fp32"]
 
 
-def _if_possible(made: Callable[[], Request]) -> Request | None:
-    """The request that is made; None where it cannot be planned."""
+def _if_possible(make_request: Callable[[], Request]) -> Request | None:
+    """The request that is made; None where it cannot be made or planned: it is only one of several
+    to try, so that nobody needs to know why."""
     try:
-        request = made()
+        request = make_request()
+        # Both raise what `plan` would raise.
         request.machines.achieved_flops(request.precision)
         requested_techniques(request)
     except UserError:
@@ -259,16 +261,18 @@ def _if_possible(made: Callable[[], Request]) -> Request | None:
 def passes_to_try(request: Request, processes: int) -> list[int]:
     """Passes of an optimizer step that may be chosen: those of the request, and powers of two as
     long as the step has at most `MOST_STEP_ROWS` rows with one row a pass."""
-    passes = {request.gradient_accumulation}
-    doubled = 1
-    while doubled == 1 or doubled * processes <= MOST_STEP_ROWS:
+    passes = {1, request.gradient_accumulation}
+    doubled = 2
+    while doubled * processes <= MOST_STEP_ROWS:
         passes.add(doubled)
         doubled *= 2
     return sorted(passes)
 
 
 def most_rows_of(request: Request, processes: int, passes: int) -> int | None:
-    """Most rows of a pass that may be chosen with so many passes; None where memory alone says."""
+    """Most rows of a pass that may be chosen with so many passes, so that a step has at most
+    `MOST_STEP_ROWS`. None, so that memory alone limits them, for a single pass and for as many
+    passes as the request has."""
     if passes in (1, request.gradient_accumulation):
         return None
     return MOST_STEP_ROWS // (passes * processes)
@@ -288,19 +292,22 @@ def divisors(number: int) -> list[int]:
 class _Candidate:
     """A batch of one way that fits, and the seconds of its step."""
 
-    kind: Request
+    way_request: Request
     """The request for this way, with the batch that was asked for."""
     work: Workload
-    """Its workload, with the batch that was chosen."""
+    """The way's workload, with the batch that was chosen."""
     step_seconds: float
 
     @property
     def request(self) -> Request:
-        """The request that plans it."""
+        """The request that plans the way with the batch that was chosen."""
         passes = self.work.gradient_accumulation
-        if self.kind.global_batch is not None:
+        if self.way_request.global_batch is not None:
+            # A request has either; the passes follow from the rows of the step.
             passes = 1
-        return replace(self.kind, batch_size=self.work.batch_size, gradient_accumulation=passes)
+        return replace(
+            self.way_request, batch_size=self.work.batch_size, gradient_accumulation=passes
+        )
 
     @property
     def rate(self) -> float:
@@ -308,7 +315,7 @@ class _Candidate:
         return rows_per_step(self.work) / self.step_seconds
 
     @property
-    def rank(self) -> float:
+    def rounded_rate(self) -> float:
         """The rate by which ways are compared: only the digits that survive rounding count, since
         recomputation that hides behind the network costs nothing."""
         return float(f"{self.rate:.9g}")
@@ -332,18 +339,20 @@ class _Search:
             candidate = self._fastest_at_any_level(requests, choice)
             if candidate is not None:
                 candidates.append(candidate)
-        candidates.sort(key=lambda candidate: candidate.rank, reverse=True)
+        candidates.sort(key=lambda candidate: candidate.rounded_rate, reverse=True)
         return tuple(self.way(candidate.request) for candidate in candidates)
 
     def fastest(self, choice: Choice) -> Way | None:
         """The fastest way that fits, the first of equal ones; where none fits, the fastest that is
-        tight."""
+        tight; None where none is even that."""
         candidate = self._fastest_at_any_level(list(ways_of(self.request, choice)), choice)
         return None if candidate is None else self.way(candidate.request)
 
     def _fastest_at_any_level(
         self, requests: Sequence[Request], choice: Choice
     ) -> _Candidate | None:
+        """The fastest batch of these requests at the first level at which any fits; None for no
+        level."""
         for level in LEVELS:
             candidate = self.fastest_of(requests, choice, level)
             if candidate is not None:
@@ -356,7 +365,7 @@ class _Search:
         return Way(request=request, estimate=estimate)
 
     def any_fits(self, choice: Choice) -> bool:
-        """Whether any way fits, with any batch that may be chosen."""
+        """Whether any way fits for sure, with any batch that may be chosen."""
         for request in ways_of(self.request, choice):
             if choice.batch and request.global_batch is None:
                 # No batch needs less than one row and one pass.
@@ -372,11 +381,12 @@ class _Search:
     def fastest_of(
         self, requests: Iterator[Request] | Sequence[Request], choice: Choice, level: str
     ) -> _Candidate | None:
-        """The fastest batch of these requests, each for one technique in one way."""
+        """The fastest batch of these requests, each for one technique in one way, and the first of
+        equal ones; None where no batch fits as well as the level asks."""
         best = None
         for request in requests:
             for candidate in self._batches(request, choice, level, best):
-                if best is None or candidate.rank > best.rank:
+                if best is None or candidate.rounded_rate > best.rounded_rate:
                     best = candidate
         return best
 
@@ -387,8 +397,8 @@ class _Search:
         level: str,
         best: _Candidate | None,
     ) -> Iterator[_Candidate]:
-        """The batches of one way among which its fastest is, if that is faster than the best of
-        other ways."""
+        """The batches of one way that fit, or some of them: the fastest is there, unless it is no
+        faster than `best`, the best of other ways."""
         work = _work_of(request)
         if not choice.batch:
             if self._fits(request, work, level):
@@ -401,7 +411,8 @@ class _Search:
     def _free_batches(
         self, request: Request, work: Workload, level: str, best: _Candidate | None
     ) -> Iterator[_Candidate]:
-        """The largest batch for each number of passes.
+        """The largest batch that fits for each number of passes, without those that are no faster
+        than `best`.
 
         With the same passes no smaller batch is faster, since what a pass takes beside its rows
         does not grow with them.
@@ -417,7 +428,8 @@ class _Search:
                 continue
             batch = replace(work, batch_size=rows, gradient_accumulation=passes)
             candidate = _candidate(request, batch)
-            if best is not None and candidate.rank <= best.rank:
+            # It is not yet known to fit, but finding out would take longer.
+            if best is not None and candidate.rounded_rate <= best.rounded_rate:
                 continue
             if passes > 1 and not self._fits(request, batch, level):
                 rows = self._fewer_rows(request, batch, level)
@@ -429,12 +441,14 @@ class _Search:
     def _divided_batches(
         self, request: Request, work: Workload, level: str
     ) -> Iterator[_Candidate]:
-        """All batches that come to the rows of a step and fit."""
-        step_rows = request.global_batch or 0
-        if step_rows % work.ranks:
+        """All batches that come to the request's `global_batch` and fit."""
+        step_rows = request.global_batch
+        assert step_rows is not None, "`_batches` calls this for a request with a global batch"
+        if step_rows % work.ranks != 0:
             return
-        for rows in divisors(step_rows // work.ranks):
-            passes = step_rows // work.ranks // rows
+        rows_of_a_process = step_rows // work.ranks
+        for rows in divisors(rows_of_a_process):
+            passes = rows_of_a_process // rows
             divided = replace(work, batch_size=rows, gradient_accumulation=passes)
             if self._fits(request, divided, level):
                 yield _candidate(request, divided)
@@ -453,9 +467,12 @@ class _Search:
         def fits(rows: int) -> bool:
             return self._fits(request, replace(work, batch_size=rows), level)
 
+        # The index of the first number that does not fit: as the numbers begin with 1, it is the
+        # last one that does.
         return bisect_left(range(1, work.batch_size), True, key=lambda rows: not fits(rows))
 
     def _fits(self, request: Request, work: Workload, level: str) -> bool:
+        """Whether a workload fits as well as a level of `LEVELS` asks."""
         if level == LIKELY:
             return is_planned_to_fit(request, work, self.span_of_runs)
         verdict = verdict_of(request, work, self.span_of_runs)
@@ -465,33 +482,38 @@ class _Search:
 
     def cheapest(self, choice: Choice, within_seconds: float | None) -> Way | None:
         """The way that takes the fewest pods' hours among those that end in time, on any number of
-        pods up to that of the request; the fastest of equal ones."""
+        pods up to that of the request; the fastest of equal ones. None where the length of the
+        training is not known, or no way ends in time."""
         if self.request.samples is None:
             return None
         candidates = []
         for pods in pods_to_try(self.request.machines.pods):
-            request = self._on(pods, choice)
+            request = self._on_pods(pods, choice)
             if request is None:
                 continue
             search = _Search(request, self.span_of_runs)
-            for kind in ways_of(request, choice):
-                candidate = search.fastest_of([kind], choice, SURE)
+            for way_request in ways_of(request, choice):
+                candidate = search.fastest_of([way_request], choice, SURE)
                 if candidate is None:
                     continue
-                seconds = total_seconds(kind, candidate.work, candidate.step_seconds)
-                if within_seconds is None or (seconds or 0.0) <= within_seconds:
+                seconds = total_seconds(way_request, candidate.work, candidate.step_seconds)
+                assert seconds is not None, "the request has samples"
+                if within_seconds is None or seconds <= within_seconds:
                     candidates.append(candidate)
 
-        def price(candidate: _Candidate) -> tuple[float, float]:
+        def price_and_rate(candidate: _Candidate) -> tuple[float, float]:
             is_alone = candidate.work.technique.is_alone
-            pods = 1 if is_alone else candidate.kind.machines.pods
-            return float(f"{pods / candidate.rate:.9g}"), -candidate.rank
+            pods = 1 if is_alone else candidate.way_request.machines.pods
+            pod_seconds_of_a_row = pods / candidate.rate
+            # Rounded like the rate; the faster of equally cheap ones comes first.
+            return float(f"{pod_seconds_of_a_row:.9g}"), -candidate.rounded_rate
 
-        cheapest = min(candidates, key=price, default=None)
+        cheapest = min(candidates, key=price_and_rate, default=None)
         return None if cheapest is None else self.way(cheapest.request)
 
-    def _on(self, pods: int, choice: Choice) -> Request | None:
-        """The request on so many pods; None where these cannot share its batch."""
+    def _on_pods(self, pods: int, choice: Choice) -> Request | None:
+        """The request on so many pods, where need be with one row a pass if the batch may be
+        chosen; None where the pods cannot share the rows of its step."""
         machines = replace(self.request.machines, pods=pods)
         changed = _if_possible(partial(replace, self.request, machines=machines))
         if changed is None and choice.batch:
@@ -503,13 +525,13 @@ class _Search:
     def changes(self, choice: Choice) -> Iterator[Change]:
         """What would fit in place of what was asked for, one thing changed at a time; if that is
         not enough, all of it."""
-        any_fits = False
-        for what, request, freer in self._alternatives(choice):
-            way = _Search(request, self.span_of_runs).fastest(freer)
+        is_one_change_enough = False
+        for what, request, choice_with_change in self._alternatives(choice):
+            way = _Search(request, self.span_of_runs).fastest(choice_with_change)
             if way is not None:
-                any_fits = True
+                is_one_change_enough = True
                 yield Change(what=what, way=way)
-        if not any_fits:
+        if not is_one_change_enough:
             request = self.request.with_techniques(())
             way = _Search(request, self.span_of_runs).fastest(Choice())
             if way is not None:
@@ -517,7 +539,8 @@ class _Search:
         yield from self._other_machines(choice)
 
     def _alternatives(self, choice: Choice) -> Iterator[tuple[str, Request, Choice]]:
-        """Changes of the way alone: in words, the request, and what may be chosen."""
+        """Changes on the same machines: each in words, its request, and what may be chosen in
+        it."""
         request = self.request
         if not choice.batch:
             yield "fewer rows a pass", request, replace(choice, batch=True)
@@ -535,21 +558,22 @@ class _Search:
             yield from self._with_adapters(choice)
 
     def _with_adapters(self, choice: Choice) -> Iterator[tuple[str, Request, Choice]]:
-        """The same with adapters, by the techniques that were asked for where these can train
-        them."""
+        """The same for each kind of adapter: with the techniques that were asked for or, where
+        these cannot train adapters, with any."""
         request = self.request
         for adapter in ADAPTERS:
             for techniques in (request.techniques, ()):
-                made = partial(
+                make_request = partial(
                     request.with_techniques, techniques, adapter=adapter, precision="bf16"
                 )
-                adapted = _if_possible(made)
+                adapted = _if_possible(make_request)
                 if adapted is not None:
                     yield ADAPTER_NAMES[adapter], adapted, replace(choice, precision=False)
                     break
 
     def _other_machines(self, choice: Choice) -> Iterator[Change]:
-        """The fewest pods and the smallest GPU that are enough, and memory of the host."""
+        """The fewest pods, the smallest GPU and the memory of the host that would be enough, each
+        by itself; nothing for one that would not."""
         change = self._more_pods(choice)
         if change is not None:
             yield change
@@ -564,11 +588,11 @@ class _Search:
                 yield Change(what=what, way=way)
 
     def _more_pods(self, choice: Choice) -> Change | None:
-        """The fewest pods on which something fits."""
+        """The fewest pods on which something fits; None where no number of them is enough."""
         pods = self._fewest_pods(choice)
         if pods is None:
             return None
-        request = self._on(pods, choice)
+        request = self._on_pods(pods, choice)
         if request is None:
             return None
         way = _Search(request, self.span_of_runs).fastest(choice)
@@ -579,14 +603,14 @@ class _Search:
         `MOST_PODS_OF_A_CHANGE` is enough."""
 
         def is_enough(pods: int) -> bool:
-            request = self._on(pods, choice)
+            request = self._on_pods(pods, choice)
             return request is not None and _Search(request, self.span_of_runs).any_fits(choice)
 
         more_pods = range(self.request.machines.pods + 1, MOST_PODS_OF_A_CHANGE + 1)
         step_rows = self.request.global_batch
         if step_rows is not None:
-            # Others cannot share the rows of a step, so that enough pods may be followed by a
-            # number that is not.
+            # Other numbers of pods cannot share the rows of a step. So a number that is enough may
+            # be followed by one that is not, and bisection would not find the first.
             for pods in divisors(step_rows):
                 if pods in more_pods and is_enough(pods):
                     return pods
@@ -596,19 +620,21 @@ class _Search:
         return more_pods[bisect_left(more_pods, True, key=is_enough)]
 
     def _larger_gpu(self, choice: Choice) -> Change | None:
-        """The known GPU with the least memory on which something fits."""
+        """The known GPU with the least memory on which something fits, of those with more than the
+        request's; None where there is none. GPUs of AMD are left out."""
         with_cuda = [card for card in cards() if card.capability is not None]
         for card in sorted(with_cuda, key=lambda card: card.memory_bytes):
             if card.memory_bytes <= self.request.gpu_memory_bytes:
                 continue
+            # FLOP/s that were given are those of the request's GPU.
             machines = replace(self.request.machines, gpu=card.name, flops=None)
-            memory = memory_bytes(card.name) or card.memory_bytes
-            larger = _if_possible(
+            memory = card.memory_bytes
+            request = _if_possible(
                 partial(replace, self.request, machines=machines, gpu_memory_bytes=memory)
             )
-            if larger is None:
+            if request is None:
                 continue
-            search = _Search(larger, self.span_of_runs)
+            search = _Search(request, self.span_of_runs)
             if not search.any_fits(choice):
                 continue
             way = search.fastest(choice)
@@ -637,5 +663,6 @@ def _work_of(request: Request) -> Workload:
 
 
 def _candidate(request: Request, work: Workload) -> _Candidate:
+    """The candidate of a way, with the time that its step is planned to take."""
     seconds = step_time(work, request.machines).seconds
-    return _Candidate(kind=request, work=work, step_seconds=seconds)
+    return _Candidate(way_request=request, work=work, step_seconds=seconds)

@@ -53,6 +53,7 @@ QUANTIZED = (WEIGHTS, GRADIENTS)
 NVME_TECHNIQUE = "zero3_offload"
 """The technique whose optimizer may lie on a disk: DeepSpeed offloads no other's there."""
 MOST_GLOBAL_BATCH = 2**31 - 1
+"""As many as the flags of a training script allow (`train.flags.MOST_ROWS`)."""
 MAY_BE_ZERO = (
     "gradient_checkpointing",
     "dropout",
@@ -61,6 +62,8 @@ MAY_BE_ZERO = (
     "price_per_hour",
     "trust_remote_code",
 )
+"""Fields of a request and of its machines that may be 0, or False; all others are more where they
+are numbers."""
 KINDS = {False: "an encoder-decoder", True: "a causal model"}
 DEFAULTS: dict[bool, dict[str, int | None]] = {
     False: {"batch_size": 32, "source_length": 96, "target_length": 96, "attention": None},
@@ -162,14 +165,14 @@ class Request:
         yield from self._faults_of_nvme()
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             other = "fp16" if self.shape.is_decoder_only else "fp32"
-            place = f"--precision bf16: {self.machines.gpu}"
-            yield f"{place} has no BF16 arithmetic; give --precision {other}"
+            without = f"{self.machines.gpu} has no BF16 arithmetic"
+            yield f"--precision bf16: {without}; give --precision {other}"
         yield from self._faults_of_attention()
 
     def _faults_of_attention(self) -> Iterator[str]:
         if self.attention == ALL and not self.shape.is_decoder_only:
-            place = f"--attention all: {self.model}"
-            yield f"{place} is {KINDS[False]}; give {' or '.join(self.shape.attentions)}"
+            remedy = f"give {' or '.join(self.shape.attentions)}"
+            yield f"--attention all: {self.model} is {KINDS[False]}; {remedy}"
         for name in self.attentions:
             fault = self._attention_fault(name)
             if fault is not None:
@@ -183,9 +186,8 @@ class Request:
         if rows > MOST_GLOBAL_BATCH:
             yield f"--global-batch {rows}; expected at most {MOST_GLOBAL_BATCH}"
         if self.gradient_accumulation != 1:
-            passes = self.gradient_accumulation
-            place = f"--gradient-accumulation {passes} --global-batch {rows}"
-            yield f"{place}: the passes follow from the rows; leave one of them out"
+            flags = f"--gradient-accumulation {self.gradient_accumulation} --global-batch {rows}"
+            yield f"{flags}: the passes follow from the rows; leave one of them out"
         processes = self.machines.pods * self.machines.slots
         if set(self.techniques) == {"none"}:
             # It runs one process. Beside other techniques it can make what all their processes can.
@@ -200,7 +202,8 @@ class Request:
         yield f"--global-batch {rows}: {shared} cannot reach it; {remedy}"
 
     def passes_of(self, processes: int) -> int:
-        """Passes of an optimizer step where so many processes train."""
+        """Passes of an optimizer step where so many processes train; at least one, whose rows may
+        then be more than `global_batch`."""
         if self.global_batch is None:
             return self.gradient_accumulation
         return max(1, self.global_batch // (self.batch_size * processes))
@@ -210,8 +213,8 @@ class Request:
         if checkpointing not in (True, False, BOTH):
             yield f"--gradient-checkpointing {checkpointing}; expected True, False or {BOTH}"
         if checkpointing == BOTH and not self.shape.is_decoder_only:
-            place = f"--gradient-checkpointing both: {self.model}"
-            yield f"{place} is {KINDS[False]}; give True or False"
+            kind = KINDS[False]
+            yield f"--gradient-checkpointing both: {self.model} is {kind}; give True or False"
 
     def _faults_of_method(self) -> Iterator[str]:
         expected = {
@@ -223,15 +226,15 @@ class Request:
         for name, values in expected.items():
             value = getattr(self, name)
             if value not in values:
-                names = ", ".join(value for value in values if value is not None)
+                names = ", ".join(other for other in values if other is not None)
                 yield f"--{name} {value}; expected one of {names}"
-        needs_bf16 = []
+        flags_with_bf16 = []
         if self.masters != FP32_MASTERS:
-            needs_bf16.append(f"--masters {self.masters}")
+            flags_with_bf16.append(f"--masters {self.masters}")
         if self.adapter is not None:
-            needs_bf16.append(f"--adapter {self.adapter}")
-        for flag in needs_bf16:
-            if self.precision != "bf16":
+            flags_with_bf16.append(f"--adapter {self.adapter}")
+        if self.precision != "bf16":
+            for flag in flags_with_bf16:
                 yield f"{flag}: is planned of weights in BF16; give --precision bf16"
         yield from self._faults_of_adapter()
         generates_all = self.shape.is_decoder_only and not self.shape.is_encoder_only
@@ -241,19 +244,20 @@ class Request:
     def _faults_of_quantized(self) -> Iterator[str]:
         if self.quantized is None:
             return
-        place = f"--quantized {self.quantized or repr(self.quantized)}"
+        # An empty text is shown in quotes.
+        flag = f"--quantized {self.quantized or repr(self.quantized)}"
         names = self.quantized.split(",")
         is_any_twice = len(set(names)) < len(names)
         if is_any_twice or not set(names) <= set(QUANTIZED):
-            yield f"{place}; expected {QUANTIZED[0]}, {QUANTIZED[1]}, or both with a comma"
+            yield f"{flag}; expected {QUANTIZED[0]}, {QUANTIZED[1]}, or both with a comma"
         if not any(map(_is_zeropp, self.techniques)):
-            yield f"{place}: is of ZeRO++; give --technique zero3++ too"
+            yield f"{flag}: is of ZeRO++; give --technique zero3++ too"
 
     def _faults_of_nvme(self) -> Iterator[str]:
         bandwidth = self.machines.nvme_bandwidth
         if bandwidth is not None and NVME_TECHNIQUE not in self.techniques:
-            place = f"--nvme-bandwidth {bandwidth / GIGA:g}"
-            yield f"{place}: is of ZeRO-3 with offload; give --technique {NVME_TECHNIQUE} too"
+            flag = f"--nvme-bandwidth {bandwidth / GIGA:g}"
+            yield f"{flag}: is of ZeRO-3 with offload; give --technique {NVME_TECHNIQUE} too"
 
     def _faults_of_adapter(self) -> Iterator[str]:
         if self.adapter is None:
@@ -264,8 +268,8 @@ class Request:
         has_blank = self.lora_targets.split() != [self.lora_targets]
         has_empty_name = "" in self.lora_targets.split(",")
         if has_blank or has_empty_name:
-            place = f"--lora-targets {self.lora_targets!r}"
-            yield f"{place}: has a blank or an empty name; give names such as q_proj,v_proj"
+            flag = f"--lora-targets {self.lora_targets!r}"
+            yield f"{flag}: has a blank or an empty name; give names such as q_proj,v_proj"
 
     def _faults_of_lengths(self) -> Iterator[str]:
         shape = self.shape
@@ -294,7 +298,11 @@ class Request:
 
     def with_techniques(self, names: tuple[str, ...], **values: Any) -> Request:
         """The same request for these techniques and with other values, without the settings that
-        none of these techniques has; no names stand for all techniques, as usual."""
+        none of these techniques has; no names stand for all techniques, as usual.
+
+        Raises:
+            UserError: there cannot be such a request.
+        """
         values["techniques"] = names
         if not any(map(_is_zeropp, names)):
             values["quantized"] = None
@@ -356,7 +364,8 @@ class Request:
 
     @property
     def attentions(self) -> list[str]:
-        """The kinds of attention to compare."""
+        """The kinds of attention to compare: the one that is asked for, all that can run, or the
+        default."""
         known = self.shape.attentions
         if self.attention == ALL:
             return [name for name in known if not self._attention_fault(name)]
@@ -391,22 +400,20 @@ def request_for(model: str, **values: Any) -> Request:
     """
     shape = shape_for(model, values.get("trust_remote_code", False))
     for name, value in values.items():
-        if name in _foreign(shape):
+        if name in _foreign_fields(shape):
             kind = kind_of(shape)
             raise UserError(f"{_flag(name)} {value}: {model} is {kind}; {_remedy(name, shape)}")
-    gpu = values.get("machines", Machines()).gpu
-    memory = values.get("gpu_memory_bytes", memory_bytes(gpu))
+    machines = values.get("machines", Machines())
+    memory = values.get("gpu_memory_bytes", memory_bytes(machines.gpu))
     if memory is None:
-        raise UserError(_unknown_gpu(gpu))
-    with_defaults = {**DEFAULTS[shape.is_decoder_only], **values, "gpu_memory_bytes": memory}
+        raise UserError(_unknown_gpu(machines.gpu))
+    fields = {**DEFAULTS[shape.is_decoder_only], **values, "gpu_memory_bytes": memory}
     step_rows = values.get("global_batch")
     if step_rows and "batch_size" not in values:
-        machines = values.get("machines", Machines())
         is_alone = set(values.get("techniques", ())) == {"none"}
         processes = 1 if is_alone else machines.pods * machines.slots
-        usual = with_defaults["batch_size"]
-        with_defaults["batch_size"] = _rows_of_a_pass(step_rows, processes, usual)
-    return Request(model=model, **with_defaults)
+        fields["batch_size"] = _rows_of_a_pass(step_rows, processes, fields["batch_size"])
+    return Request(model=model, **fields)
 
 
 def kind_of(shape: Shape) -> str:
@@ -415,13 +422,13 @@ def kind_of(shape: Shape) -> str:
 
 
 def _rows_of_a_pass(step_rows: int, processes: int, most: int) -> int:
-    """The most rows of a pass, up to so many, with which processes reach the rows of a step in
-    whole passes; 1 where none do."""
-    of_a_process = step_rows // processes
+    """The most rows of a pass, up to `most`, with which the processes reach the rows of a step in
+    whole passes; 1 where no number of rows does."""
     if step_rows % processes != 0:
         return 1
-    rows = min(most, of_a_process)
-    while of_a_process % rows != 0:
+    rows_of_a_process = step_rows // processes
+    rows = min(most, rows_of_a_process)
+    while rows_of_a_process % rows != 0:
         rows -= 1
     return rows
 
@@ -440,7 +447,7 @@ def _remedy(name: str, shape: Shape) -> str:
 
 
 def _unknown_gpu(gpu: str) -> str:
-    """What to say of a GPU of which not even the memory is known."""
+    """The message about a GPU of which not even the memory is known."""
     near = names_near(gpu)
     if is_ambiguous(gpu):
         return f"--gpu {gpu}: may be {' or '.join(near)}; give one of these names"
@@ -450,7 +457,7 @@ def _unknown_gpu(gpu: str) -> str:
     return f"{unknown}, or one of {known_gpus()}"
 
 
-def _foreign(shape: Shape) -> set[str]:
+def _foreign_fields(shape: Shape) -> set[str]:
     """Fields that a model of this kind does not have."""
     return DEFAULTS[not shape.is_decoder_only].keys() - DEFAULTS[shape.is_decoder_only].keys()
 
@@ -561,7 +568,7 @@ class Plan:
     def to_json(self) -> dict[str, object]:
         """The plan as plain values; its request leaves out the fields of other models."""
         request = asdict(self.request)
-        for name in _foreign(self.request.shape):
+        for name in _foreign_fields(self.request.shape):
             del request[name]
         best = self.best
         return {
@@ -640,13 +647,18 @@ def workload_of(
 
 
 def requested_techniques(request: Request) -> list[Technique]:
-    """The techniques that are asked for, or all that are planned, in their usual order."""
+    """The techniques that are asked for, or all that are planned, in their usual order.
+
+    Raises:
+        UserError: a name is unknown, or the technique cannot train with the request's method.
+    """
     return planned_techniques(request.techniques, request.method, request.machines.slots)
 
 
 def zero_of(request: Request, technique: Technique) -> ZeroSettings:
-    """The settings of ZeRO under a technique: ZeRO++ divides parameters a second time among a pod's
-    processes, as `dsconfig/zero3++.json` has it, and quantises what is asked for."""
+    """The request's settings of ZeRO, with those that only a technique has: ZeRO-3 with offload may
+    use a disk; ZeRO++ divides parameters a second time among a pod's processes, as
+    `dsconfig/zero3++.json` has it, and quantises what is asked for."""
     is_on_nvme = request.machines.nvme_bandwidth is not None
     if technique.offloads and technique.divides_parameters:
         return replace(request.zero, on_nvme=is_on_nvme)
@@ -670,8 +682,8 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
     """The estimate of one technique in one way of training.
 
     Args:
-        work: the workload, for one process.
-        span_of_runs: what such runs have shown, where that is known.
+        work: the workload of one process.
+        span_of_runs: as for `plan`.
     """
     machines = request.machines
     pods = 1 if work.technique.is_alone else machines.pods
@@ -680,7 +692,7 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
     def fits(rows: int) -> bool:
         return is_planned_to_fit(request, replace(work, batch_size=rows), span_of_runs)
 
-    need = _memory(work, machines, span_of_runs)
+    need = _need(work, machines, span_of_runs)
     time = step_time(work, machines)
     span_of_time = None
     if span_of_runs is not None:
@@ -703,7 +715,7 @@ def _estimate(request: Request, work: Workload, span_of_runs: SpanOfRuns | None)
         cost_per_million_samples=cost.per_million_samples,
         tokens_per_second=rate * request.tokens,
         needed_bytes=round(need.needed_bytes),
-        intervals={"memory": _ends(need.span), "time": _ends(span_of_time)},
+        intervals={"memory": _ends_of(need.span), "time": _ends_of(span_of_time)},
     )
 
 
@@ -713,12 +725,14 @@ class _Need:
 
     memory: PlannedMemory
     span: Span | None
-    """The interval of runs of this kind; None where too few are known."""
+    """The range of runs of this kind; None where too few are known."""
     needed_bytes: float
+    """Bytes that must be available, as in `Estimate`."""
 
 
-def _memory(work: Workload, machines: Machines, span_of_runs: SpanOfRuns | None) -> _Need:
-    """The memory that one process needs: as planned, or what is enough for most of such runs."""
+def _need(work: Workload, machines: Machines, span_of_runs: SpanOfRuns | None) -> _Need:
+    """The memory that one process needs: as planned or, where runs of its kind are known, what is
+    enough for most of them."""
     memory = plan_memory(work, workspace_bytes=workspace_bytes(machines.gpu))
     span = None
     if span_of_runs is not None:
@@ -733,11 +747,12 @@ def is_planned_to_fit(
 ) -> bool:
     """Whether a GPU and its host have the memory that is planned or, where runs of this kind are
     known, what is enough for most of them."""
-    need = _memory(work, request.machines, span_of_runs)
+    need = _need(work, request.machines, span_of_runs)
     return need.needed_bytes <= request.gpu_memory_bytes and _fits_host(request, work, need)
 
 
 def _fits_host(request: Request, work: Workload, need: _Need) -> bool:
+    """Whether a pod's processes fit into its host's memory, or that memory is not known."""
     if request.host_memory_bytes is None:
         return True
     slots = 1 if work.technique.is_alone else request.machines.slots
@@ -747,11 +762,11 @@ def _fits_host(request: Request, work: Workload, need: _Need) -> bool:
 def verdict_of(request: Request, work: Workload, span_of_runs: SpanOfRuns | None = None) -> str:
     """Whether a workload fits a GPU and its host: `FITS`, `TIGHT` or `NO`.
 
-    It fits where the most that such runs take is there, and is tight where only the least is. Both
-    are those of `span_of_runs` or, where that knows nothing, the planned bytes less and more
-    `MEMORY_ERROR`. Of the host's memory no error is known.
+    It fits where the GPU has the most memory that runs of its kind take, and is tight where it only
+    has the least. `span_of_runs` says both; where it does not know, they are the planned bytes,
+    more or less `MEMORY_ERROR`. Of the host's memory no error is known: too little of it is `NO`.
     """
-    need = _memory(work, request.machines, span_of_runs)
+    need = _need(work, request.machines, span_of_runs)
     if not _fits_host(request, work, need):
         return NO
     if need.span is None:
@@ -775,7 +790,8 @@ def total_seconds(request: Request, work: Workload, step_seconds: float) -> floa
     samples = _samples(request, work)
     if samples is None:
         return None
-    return request.epochs * math.ceil(samples / rows_per_step(work)) * step_seconds
+    steps_of_an_epoch = math.ceil(samples / rows_per_step(work))
+    return request.epochs * steps_of_an_epoch * step_seconds
 
 
 class _Cost(NamedTuple):
@@ -802,8 +818,8 @@ def _cost(request: Request, pods: int, rate: float, seconds: float | None) -> _C
 
 
 def _samples(request: Request, work: Workload) -> int | None:
-    """Rows of an epoch: those that were asked for or, where a number of steps was, the rows of all
-    steps, which count as one epoch. None where neither was asked for."""
+    """Rows of an epoch: `samples` or, where `steps` is given, the rows of all steps, which count as
+    one epoch. None where neither is given."""
     if request.steps is None:
         return request.samples
     if request.global_batch is not None:
@@ -819,8 +835,8 @@ def _samples(request: Request, work: Workload) -> int | None:
     )
 
 
-def _ends(span: Span | None) -> tuple[float, float] | None:
-    """The ends of an interval."""
+def _ends_of(span: Span | None) -> tuple[float, float] | None:
+    """The ends of a range; None for none."""
     return None if span is None else (span.low, span.high)
 
 
@@ -833,9 +849,12 @@ def largest(fits: Callable[[int], bool]) -> int | None:
     too_many = 1
     while fits(too_many):
         too_many *= 2
+    # The last number that fitted; 0 where none did.
     enough = too_many // 2
     between = range(enough + 1, too_many)
-    return enough + bisect_left(between, True, key=lambda number: not fits(number)) or None
+    more = bisect_left(between, True, key=lambda number: not fits(number))
+    most = enough + more
+    return most if most > 0 else None
 
 
 def largest_batch_size(request: Request, work: Workload, fits: Callable[[int], bool]) -> int | None:
@@ -847,21 +866,30 @@ def largest_batch_size(request: Request, work: Workload, fits: Callable[[int], b
 
 
 def _likely_rows(request: Request, work: Workload) -> int:
-    """About as many rows of a pass as fit, by how memory grows with many rows: with few, something
-    else may be larger than what grows."""
-    few = 512
-    many = 1_024
+    """About as many rows of a pass as fit, at least 1: a straight line through the memory that two
+    large numbers of rows take. With few rows, something else may be larger than what grows."""
+    fewer = 512
+    more = 1_024
     workspace = workspace_bytes(request.machines.gpu)
-    little = plan_memory(replace(work, batch_size=few), workspace_bytes=workspace).device_bytes
-    much = plan_memory(replace(work, batch_size=many), workspace_bytes=workspace).device_bytes
-    of_a_row = max(1, much - little) / (many - few)
-    left = request.gpu_memory_bytes / (1 + MEMORY_ERROR) - little
-    return max(1, int(few + left / of_a_row))
+    bytes_of_fewer = plan_memory(
+        replace(work, batch_size=fewer), workspace_bytes=workspace
+    ).device_bytes
+    bytes_of_more = plan_memory(
+        replace(work, batch_size=more), workspace_bytes=workspace
+    ).device_bytes
+    bytes_of_a_row = max(1, bytes_of_more - bytes_of_fewer) / (more - fewer)
+    # Less than 0 where even the smaller number is too many.
+    left_bytes = request.gpu_memory_bytes / (1 + MEMORY_ERROR) - bytes_of_fewer
+    return max(1, int(fewer + left_bytes / bytes_of_a_row))
 
 
 def _largest_near(likely: int, fits: Callable[[int], bool]) -> int:
-    """The largest number for which `fits` holds, as it does for 1: what `largest` finds, but
-    quicker where it is near a likely one."""
+    """The largest number for which `fits` holds: what `largest` finds, but quicker where it is near
+    a likely one. `fits` must hold for 1.
+
+    It goes from the likely number in strides that double, until it has passed the largest; then it
+    halves what is between the last number that fits and the first that does not.
+    """
     enough = 1
     too_many: int | None = None
     stride = 1

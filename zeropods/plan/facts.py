@@ -35,6 +35,13 @@ def shape_named(model: str) -> Shape:
 def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     """The shape of a well-known name, a hub id, a run or model folder, or a `config.json`.
 
+    A configuration from the hub is downloaded at the first call. A model that is not known by name
+    is traced at the first call, and its facts are kept in the user's cache.
+
+    Args:
+        model: which of them; a file or folder that exists comes before a name.
+        trust_remote_code: whether code that comes with the model may run.
+
     Raises:
         UserError: the model is none of them, cannot be read, or cannot be trained here.
     """
@@ -48,38 +55,38 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
         file = _from_hub(model)
     try:
         text = file.read_text(encoding="utf-8")
-        given = json.loads(text)
-        if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
+        config = json.loads(text)
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
             raise ValueError("no model_type")
     except (OSError, ValueError) as error:
-        place = f"--model {model}: {file}"
-        raise UserError(
-            f"{place}: {error}; expected a {CONFIG} as transformers writes it"
-        ) from None
-    if given.get("quantization_config"):
+        expected = f"expected a {CONFIG} as transformers writes it"
+        raise UserError(f"--model {model}: {file}: {error}; {expected}") from None
+    if config.get("quantization_config"):
         raise UserError(
             f"--model {model}: its weights are quantised and cannot be trained; "
             "name the original model"
         )
-    own_code = None
-    if "AutoConfig" in (given.get("auto_map") or ()):
+    folder_of_code = None
+    has_own_code = "AutoConfig" in (config.get("auto_map") or ())
+    if has_own_code:
         if trust_remote_code:
-            own_code = source
-        elif not _transformers_knows(given["model_type"]):
+            folder_of_code = source
+        elif not _transformers_knows(config["model_type"]):
             raise UserError(
-                f"--model {model}: {given['model_type']} needs the model's own code, "
+                f"--model {model}: {config['model_type']} needs the model's own code, "
                 "which is not run by default; give --trust-remote-code once you have read it"
             )
     try:
-        return _shape(text, own_code)
+        return _shape(text, folder_of_code)
     except UserError as error:
         raise UserError(f"--model {model}: {error}") from None
 
 
 def _local_config(path: Path) -> Path:
-    """The configuration that a path means: a file, or the one in a model's or a run's folder."""
+    """The file of the configuration that a path means: the path itself, or the one in a model's or
+    a run's folder. It need not exist."""
+    # First: a run folder's own `config.json` is that of the run.
     in_run = path / "model" / CONFIG
-    # A run folder's own `config.json` is that of the run.
     if in_run.is_file():
         return in_run
     return path / CONFIG if path.is_dir() else path
@@ -94,24 +101,35 @@ def _transformers_knows(model_type: str) -> bool:
 
 @cache
 def shape_recorded(config: str) -> Shape | None:
-    """The shape of a recorded model, whose configuration is given as JSON; None where it is not
-    available here."""
-    given = json.loads(config)
+    """The shape of the model that a run has recorded.
+
+    Args:
+        config: its configuration, as JSON.
+
+    Returns:
+        The shape; None where the configuration is no model's, the model cannot be traced, or
+        transformers is not installed.
+    """
+    recorded = json.loads(config)
     for name, known in known_models().items():
         # Rates and scales change no tensor.
-        sizes = {key: size for key, size in known.items() if not isinstance(size, float | dict)}
-        if all(given.get(key) == size for key, size in sizes.items()):
+        sizes = {key: value for key, value in known.items() if not isinstance(value, float | dict)}
+        if all(recorded.get(key) == value for key, value in sizes.items()):
             return shape_named(name)
-    # A configuration that names no type is no model's.
-    if "model_type" not in given:
+    if "model_type" not in recorded:
         return None
+    # Whoever summarises a run goes on without its shape.
     with contextlib.suppress(UserError, ImportError):
         return _shape(config, None)
     return None
 
 
 def _from_hub(model: str) -> Path:
-    """The `config.json` of a hub id: from the local cache, else from the hub."""
+    """The `config.json` of a hub id: from the hub's cache on this machine, else downloaded.
+
+    Raises:
+        UserError: the name is no hub id, or the file cannot be fetched.
+    """
     if "/" not in model or is_path(model):
         known = ", ".join(known_models())
         raise UserError(
@@ -142,45 +160,59 @@ def _from_hub(model: str) -> Path:
 
 @cache
 def _shape(config: str, folder: str | None, known: str | None = None) -> Shape:
-    """The shape of a configuration; a pass that is not stored yet is traced when it is asked for.
+    """The shape of a configuration.
+
+    Its facts are read from what is shipped or from the user's cache; else the model is traced, and
+    they are written to the cache. A pass that is not stored yet is traced when it is asked for.
 
     Args:
+        config: text of a `config.json`.
         folder: folder or hub id whose own code may run, if any.
         known: the model's known name, if its facts are shipped.
+
+    Raises:
+        UserError: the configuration makes no model that can be trained, or traced.
     """
 
-    def cached() -> Path:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
-        return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-    def keep() -> None:
+    def write_cache() -> None:
         # Where no cache can be written, the model is traced each time.
         with contextlib.suppress(OSError):
-            write_json(cached(), found)
+            write_json(_cache_file(config, folder), document)
 
-    def saved(pass_name: str) -> Saved:
-        if known and pass_name not in found["saved"]:
-            # The usual passes are shipped; others were kept where they were traced.
+    def trace(pass_name: str) -> Saved:
+        passes = document["saved"]
+        if known and pass_name not in passes:
+            # The usual passes are shipped; others are in the cache where they were traced. Without
+            # a cache that can be read, they are traced below.
             with contextlib.suppress(OSError, ValueError):
-                kept = json.loads(cached().read_text(encoding="utf-8"))
-                found["saved"] = {**kept["saved"], **found["saved"]}
-        if pass_name not in found["saved"]:
+                cached = json.loads(_cache_file(config, folder).read_text(encoding="utf-8"))
+                passes.update({**cached["saved"], **passes})
+        if pass_name not in passes:
+            # Only here, and below: it loads torch and transformers, which takes seconds.
             from zeropods.plan import meta_model
 
-            found["saved"][pass_name] = meta_model.saved(config, folder, pass_name)
-            keep()
-        return Saved(**found["saved"][pass_name])
+            passes[pass_name] = meta_model.saved(config, folder, pass_name)
+            write_cache()
+        return Saved(**passes[pass_name])
 
     try:
         if known:
-            found = json.loads(FACTS.read_text(encoding="utf-8"))[known]
+            document = json.loads(FACTS.read_text(encoding="utf-8"))[known]
         else:
-            found = json.loads(cached().read_text(encoding="utf-8"))
+            document = json.loads(_cache_file(config, folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         from zeropods.plan import meta_model
 
-        found = meta_model.facts(config, folder)
-        keep()
-    weights = [Weight(size, kind) for size, kind in found["facts"]["weights"]]
-    return Shape(**{**found["facts"], "weights": weights}, trace=saved)
+        document = meta_model.facts(config, folder)
+        write_cache()
+    weights = [Weight(size, kind) for size, kind in document["facts"]["weights"]]
+    return Shape(**{**document["facts"], "weights": weights}, trace=trace)
+
+
+def _cache_file(config: str, folder: str | None) -> Path:
+    """The file in the user's cache for a configuration, with these versions of torch and
+    transformers; it need not exist."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = json.dumps((config, folder, SCHEMA, version("torch"), version("transformers")))
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return root / "zeropods" / "plan" / f"{digest[:32]}.json"

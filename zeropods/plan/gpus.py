@@ -64,32 +64,33 @@ def cards() -> tuple[Card, ...]:
     """All GPUs, in the order of `gpus.csv`. The order counts: a name that contains the words of
     several cards means the first of them."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    made = list[Card]()
-    for line in lines:
-        name = line["name"]
-        sizes = tuple(int(size) for size in line["sizes"].split())
-        has_namesakes = sum(other["name"] == name for other in lines) > 1
+        rows = list(csv.DictReader(file))
+    all_names = [row["name"] for row in rows]
+    all_cards = list[Card]()
+    for row in rows:
+        name = row["name"]
+        sizes = tuple(int(size) for size in row["sizes"].split())
+        has_namesakes = all_names.count(name) > 1
         flops = {
-            precision: float(line[precision]) * TERA for precision in PRECISIONS if line[precision]
+            precision: float(row[precision]) * TERA for precision in PRECISIONS if row[precision]
         }
         capability = None
-        if line["capability"]:
-            major, minor = line["capability"].split(".")
+        if row["capability"]:
+            major, minor = row["capability"].split(".")
             capability = (int(major), int(minor))
-        made.append(
+        all_cards.append(
             Card(
                 name=f"{name}-{sizes[0]}GB" if has_namesakes else name,
                 words=_words(name),
                 sizes=sizes,
                 capability=capability,
-                memory_bytes=int(line["mib"]) * MIB,
-                bandwidth=float(line["terabytes_per_second"]) * TERA,
-                host_link=float(line["host_link"]) * GIGA if line["host_link"] else None,
+                memory_bytes=int(row["mib"]) * MIB,
+                bandwidth=float(row["terabytes_per_second"]) * TERA,
+                host_link=float(row["host_link"]) * GIGA if row["host_link"] else None,
                 flops=flops,
             )
         )
-    return tuple(made)
+    return tuple(all_cards)
 
 
 # The figures of the GPU that a name means.
@@ -122,8 +123,8 @@ def memory_bytes(gpu: str) -> int | None:
     card = find_card(gpu)
     if card is not None:
         return card.memory_bytes
-    size = re.search(r"(\d+) ?GI?B", gpu, re.IGNORECASE)
-    return None if size is None else int(size[1]) * GIB
+    gib = re.search(r"(\d+) ?GI?B", gpu, re.IGNORECASE)
+    return None if gib is None else int(gib[1]) * GIB
 
 
 def memory_bandwidth(gpu: str) -> float | None:
@@ -183,9 +184,13 @@ def workspace_bytes(gpu: str) -> int:
 
 
 def find_card(gpu: str) -> Card | None:
-    """The card that a name means; None where it means none of `gpus.csv`, several, or a variant."""
+    """The card that a name means; None where it means none of `gpus.csv`, several, or a variant.
+
+    Of cards that differ only in their sizes it is the first.
+    """
     meant = _meant(gpu)
-    return meant[0] if len({card.words for card in meant}) == 1 else None
+    different_words = {card.words for card in meant}
+    return meant[0] if len(different_words) == 1 else None
 
 
 def known_gpus(precision: str = "fp32") -> str:
@@ -194,16 +199,19 @@ def known_gpus(precision: str = "fp32") -> str:
 
 
 def names_near(gpu: str) -> list[str]:
-    """Names of the cards that a name means, where it means several; else of those it is near to."""
+    """Names of at most `MOST_NEAR` cards: those that a name means, where it means any; else those
+    that share a word with it; else those that are spelled much like it."""
     near = list(_meant(gpu))
     distinctive = [word for word in _words(gpu) if word not in MAKERS | VARIANTS | {"rtx"}]
     if not near:
         near = [card for card in cards() if not set(distinctive).isdisjoint(card.words)]
     if not near:
         compact = "".join(distinctive).removeprefix("rtx")
-        spelled = {card.name: "".join(card.words).removeprefix("rtx") for card in cards()}
-        likely = get_close_matches(compact, set(spelled.values()), cutoff=NEAR)
-        near = [card for spelling in likely for card in cards() if spelled[card.name] == spelling]
+        spellings = {card.name: "".join(card.words).removeprefix("rtx") for card in cards()}
+        # The most alike come first.
+        likely = get_close_matches(compact, set(spellings.values()), cutoff=NEAR)
+        for spelling in likely:
+            near += [card for card in cards() if spellings[card.name] == spelling]
     return [card.name for card in near[:MOST_NEAR]]
 
 
@@ -219,25 +227,29 @@ def words(gpu: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _meant(gpu: str) -> tuple[Card, ...]:
-    """The cards that a name may mean: the named one, else all with its words or its spelling."""
-    named = words(gpu)
-    if named & VARIANTS or SLICE.search(gpu):
+    """The cards that a name may mean: the first one all of whose words it has, else all that have
+    its words, else all with its spelling. Empty for a variant or a slice, which is another card."""
+    words_of_name = words(gpu)
+    if words_of_name & VARIANTS or SLICE.search(gpu):
         return ()
     for card in cards():
-        if named.issuperset(card.words) and _allows_sizes(card, named):
+        if words_of_name.issuperset(card.words) and _allows_sizes(card, words_of_name):
             return (card,)
-    return tuple(_with_words(named) or _spelled_like(gpu))
+    return tuple(_with_words(words_of_name) or _spelled_like(gpu))
 
 
-def _with_words(named: frozenset[str]) -> list[Card]:
-    """The cards that have all words of a short name, without those that are variants of others."""
-    with_unit = {word for word in named if re.fullmatch(r"\d+gi?b", word)}
-    short = named - MAKERS - with_unit
-    having = [card for card in cards() if short and short.issubset(card.words)]
+def _with_words(words_of_name: frozenset[str]) -> list[Card]:
+    """The cards that have all words of a short name, without those that have more words than
+    another one of them: `PRO 6000` does not mean its Server or its Max-Q variant."""
+    sizes = {word for word in words_of_name if re.fullmatch(r"\d+gi?b", word)}
+    short_name = words_of_name - MAKERS - sizes
+    if not short_name:
+        return []
+    candidates = [card for card in cards() if short_name.issubset(card.words)]
     plain = list[Card]()
-    for card in having:
-        is_longer = any(set(other.words) < set(card.words) for other in having)
-        if not is_longer and _allows_sizes(card, with_unit):
+    for card in candidates:
+        is_longer = any(set(other.words) < set(card.words) for other in candidates)
+        if not is_longer and _allows_sizes(card, sizes):
             plain.append(card)
     return plain
 
@@ -247,32 +259,39 @@ def _spelled_like(gpu: str) -> list[Card]:
     compact = _compact(gpu)
     alike = list[Card]()
     for card in cards():
-        whole = "".join(card.words)
-        for name in (whole, whole.removeprefix("rtx")):
-            ending = compact.removeprefix(name)
+        spelling = "".join(card.words)
+        for beginning in (spelling, spelling.removeprefix("rtx")):
+            if not compact.startswith(beginning):
+                continue
+            ending = compact.removeprefix(beginning)
             size = SIZE.fullmatch(ending)
-            names_a_size = size is not None and int(size[1]) in card.sizes
-            if compact.startswith(name) and (not ending or names_a_size) and card not in alike:
+            has_its_size = size is not None and int(size[1]) in card.sizes
+            if (ending == "" or has_its_size) and card not in alike:
                 alike.append(card)
     return alike
 
 
 def _relative(gpu: str) -> Card | None:
-    """A card of a GPU's generation: itself, or the one of which it is a variant or a slice."""
+    """A card of a GPU's generation: itself, or the one of which it is a variant or a slice; None
+    for an unknown GPU."""
     card = find_card(gpu)
     if card is not None:
         return card
-    named = words(gpu)
-    return next((card for card in cards() if named.issuperset(card.words)), None)
+    words_of_name = words(gpu)
+    return next((card for card in cards() if words_of_name.issuperset(card.words)), None)
 
 
-def _allows_sizes(card: Card, named: frozenset[str] | set[str]) -> bool:
+def _allows_sizes(card: Card, words_of_name: frozenset[str] | set[str]) -> bool:
     """Whether all numbers of GB in a name are numbers that a name of this card may have."""
-    numbers = {SIZE.fullmatch(word) for word in named.difference(card.words)}
-    return all(int(number[1]) in card.sizes for number in numbers if number is not None)
+    for word in words_of_name.difference(card.words):
+        size = SIZE.fullmatch(word)
+        if size is not None and int(size[1]) not in card.sizes:
+            return False
+    return True
 
 
 def _words(gpu: str) -> tuple[str, ...]:
+    """The words of a name in lower case, in their order: runs of letters and digits."""
     return tuple(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 

@@ -128,7 +128,7 @@ def known_config(model: str, kind: str | None = None) -> dict[str, Any]:
 
 def tiny_name(model: str) -> str:
     """Name of our tiny model that stands for a known one in a trial; `UserError` where the model is
-    unknown."""
+    unknown. A tiny model stands for itself."""
     name = known_name(model)
     family = known_models()[name]["model_type"]
     if family != "t5":

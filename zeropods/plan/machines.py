@@ -21,8 +21,8 @@ from zeropods.plan.workload import MASTER, Workload, share
 ACHIEVED = {"fp32": 11.2 / 19.5, "bf16": 0.4, "fp16": 0.4}
 """Share of a published peak that training reaches. FP32: the share of an A100's 19.5 TFLOP/s that,
 with `BANDWIDTH`, keeps the largest of the four errors of the published step times (`report.plan`)
-below 10 %; those times include evaluation and saving. BF16 and FP16: published trainings of such
-sizes report 0.3 to 0.5."""
+below 10 %; those times include evaluation and saving. BF16 and FP16: published trainings report
+0.3 to 0.5."""
 BANDWIDTH = 0.94 * GIGA
 """Bytes per second through a pod's link, each way, fitted with `ACHIEVED`: collectives' part of a
 10 Gbit/s network."""
@@ -83,20 +83,19 @@ class Machines:
         return HOST_LINK_SHARE * published
 
     def achieved_flops(self, precision: str) -> float:
-        """FLOP/s of one process.
+        """FLOP/s that one process reaches: `flops` where it is given, else the part `ACHIEVED` of
+        the GPU's published peak.
 
         Raises:
-            UserError: no peak is known for this GPU at this precision, and none was given.
+            UserError: no peak is known for this GPU at this precision, and `flops` is not given.
         """
         if self.flops is not None:
             return self.flops
         peak = published_flops(self.gpu, precision)
         if peak is None:
-            others = ", ".join(names_near(self.gpu)) or known_gpus(precision)
-            place = f"GPU {self.gpu!r}"
-            raise UserError(
-                f"{place}: its {precision} peak is unknown; give --flops, or one of {others}"
-            )
+            other_names = ", ".join(names_near(self.gpu)) or known_gpus(precision)
+            unknown = f"GPU {self.gpu!r}: its {precision} peak is unknown"
+            raise UserError(f"{unknown}; give --flops, or one of {other_names}")
         return ACHIEVED[precision] * peak
 
 
@@ -111,9 +110,10 @@ of the weight is written. It stands for BF16 masters and 8-bit moments too, whic
 DDP_BUCKET_BYTES = 25 << 20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""
 GRADIENT_COPY_SHARE = 0.5
-"""Share of the bandwidth to the host that gradients reach which accumulate there, one tensor at a
-time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m, `zero2_offload`, 4 passes).
-DeepSpeed waits for all earlier copies before each (`_wait_for_offload_copies`)."""
+"""Share of the bandwidth to the host at which gradients are copied that accumulate there, one
+tensor at a time: 7.8 GB took 0.29 s on an H200 whose link does 54 GB/s (bloom-560m,
+`zero2_offload`, 4 passes). DeepSpeed waits for all earlier copies before each
+(`_wait_for_offload_copies`)."""
 
 OUTSIDE_LAUNCHES = 177
 """Operations of a pass for embeddings, masks, head and loss, counted in a T5."""
@@ -180,33 +180,36 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
     in each. A pass takes at least as long as the host needs to launch its operations.
     """
     flops_per_second = machines.achieved_flops(work.precision)
-    once, again = work.flops()
-    forward_seconds = once / 3 / flops_per_second
-    backward_seconds = (2 * once / 3 + again - work.frozen_flops()) / flops_per_second
+    flops, recomputed_flops = work.flops()
+    forward_flops = flops / 3
+    backward_flops = 2 * flops / 3 + recomputed_flops - work.frozen_flops()
+    forward_seconds = forward_flops / flops_per_second
+    backward_seconds = backward_flops / flops_per_second
     compute_seconds = forward_seconds + backward_seconds
     launch_seconds = machines.launch_seconds * launches_of_a_pass(work)
     launch_wait = max(0.0, launch_seconds - compute_seconds)
     # While the GPU waits for the host, communication goes on.
     stretch = 1 + launch_wait / compute_seconds
 
-    sent = traffic(work, machines)
-    forward_wait = sent.forward
-    backward_wait = sent.backward
+    sending = traffic(work, machines)
+    forward_wait = sending.forward
+    backward_wait = sending.backward
+    # DDP and FSDP always overlap communication with arithmetic.
     if work.zero.overlap or not work.technique.uses_deepspeed:
-        forward_wait = max(0.0, sent.forward - stretch * forward_seconds)
-        backward_wait = max(0.0, sent.backward - stretch * backward_seconds)
+        forward_wait = max(0.0, sending.forward - stretch * forward_seconds)
+        backward_wait = max(0.0, sending.backward - stretch * backward_seconds)
 
     passes = work.gradient_accumulation
     passes_that_reduce = passes if work.technique.divides_gradients else 1
     return StepTime(
         compute_seconds=passes * compute_seconds,
         launch_seconds=passes * launch_wait,
-        communication_seconds=passes * sent.forward
-        + passes_that_reduce * sent.backward
-        + sent.after,
+        communication_seconds=passes * sending.forward
+        + passes_that_reduce * sending.backward
+        + sending.after,
         exposed_communication_seconds=passes * forward_wait
         + passes_that_reduce * backward_wait
-        + sent.after,
+        + sending.after,
         offload_seconds=_offload_seconds(work, machines),
         processor_seconds=_processor_seconds(work, machines),
         optimizer_seconds=_optimizer_seconds(work, machines),
@@ -214,21 +217,25 @@ def step_time(work: Workload, machines: Machines) -> StepTime:
 
 
 def launches_of_a_pass(work: Workload) -> int:
-    """Operations that the host launches for a forward and a backward pass, and what it does for
-    ZeRO-3 in them, in launches that take as long."""
-    of_a_layer = LAYER_LAUNCHES[work.shape.is_decoder_only]
-    visits = 2
+    """Number of operations that the host launches for a forward and a backward pass. What it does
+    for ZeRO-3 beside them counts as the number of launches that take as long."""
+    layer_launches = LAYER_LAUNCHES[work.shape.is_decoder_only]
+    runs_of_a_layer = 2
     if work.checkpointing:
-        of_a_layer += AGAIN_LAUNCHES
-        visits = 3
+        layer_launches += AGAIN_LAUNCHES
+        runs_of_a_layer = 3
     if work.technique.divides_parameters:
-        of_a_layer += visits * STAGE_3_LAUNCHES
-    return OUTSIDE_LAUNCHES + sum(work.shape.layers) * of_a_layer
+        layer_launches += runs_of_a_layer * STAGE_3_LAUNCHES
+    return OUTSIDE_LAUNCHES + sum(work.shape.layers) * layer_launches
 
 
 def _optimizer_seconds(work: Workload, machines: Machines) -> float:
-    """Seconds of the optimizer's step on the GPU and, with DeepSpeed, of what the host does for
-    it."""
+    """Seconds of the optimizer's step: the GPU's Adam or, where that takes longer, what the host
+    does for it with DeepSpeed.
+
+    The host alone counts where the GPU has no part, since the processor runs Adam
+    (`_processor_seconds`), and where the bandwidth of the GPU's memory is not known.
+    """
     technique = work.technique
     launch_seconds = 0.0
     if technique.uses_deepspeed:
@@ -238,18 +245,19 @@ def _optimizer_seconds(work: Workload, machines: Machines) -> float:
     if technique.offloads or bandwidth is None:
         return launch_seconds
     if technique.uses_deepspeed or work.master_bytes:
-        size: float = HALF_ADAM_BYTES if work.is_half else ADAM_BYTES
+        bytes_of_a_parameter: float = HALF_ADAM_BYTES if work.is_half else ADAM_BYTES
     else:
         # Weight, gradient and moments are read, and all but the gradient written.
-        size = 3 * work.trained_bytes + 2 * work.moment_bytes
+        bytes_of_a_parameter = 3 * work.trained_bytes + 2 * work.moment_bytes
     parameters = work.trained
     if technique.divides_optimizer:
         parameters = share(parameters, work.ranks)
-    return max(size * parameters / bandwidth, launch_seconds)
+    return max(bytes_of_a_parameter * parameters / bandwidth, launch_seconds)
 
 
 def _offload_seconds(work: Workload, machines: Machines) -> float:
-    """Seconds in which a step waits for traffic between the GPU and its host.
+    """Seconds in which a step waits for traffic between the GPU and its host, and for a disk; 0
+    without offload.
 
     Gradients go to the host in FP32, once a step; weights come back, those of stage 3 in each pass,
     of 1 and 2 once, after the step. Gradients that accumulate on the host are fetched, added to on
@@ -267,31 +275,33 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         return 0.0
     passes = work.gradient_accumulation
     parameters = share(work.shape.parameters, work.ranks)
-    size = work.element_bytes
-    masters = MASTER * parameters
+    # Gradients on their way to the masters, in FP32.
+    fp32_gradient_bytes = MASTER * parameters
     if not technique.divides_parameters:
-        masters = MASTER * work.shape.parameters
+        fp32_gradient_bytes = MASTER * work.shape.parameters
     if technique.divides_parameters:
-        weights = 2 * passes * size * parameters
-        gradients = 2 * passes * size * parameters
-        return (masters + weights + gradients) / machines.host_link + _nvme_seconds(work, machines)
+        # Weights go to the GPU twice in a pass; gradients go there and back.
+        weight_bytes = 2 * passes * work.element_bytes * parameters
+        gradient_bytes = 2 * passes * work.element_bytes * parameters
+        all_bytes = fp32_gradient_bytes + weight_bytes + gradient_bytes
+        return all_bytes / machines.host_link + _nvme_seconds(work, machines)
 
-    weights = size * parameters
-    seconds = (masters + weights) / machines.host_link
+    weight_bytes = work.element_bytes * parameters
+    seconds = (fp32_gradient_bytes + weight_bytes) / machines.host_link
     if passes > 1:
-        times = 2
+        copies = 2
         if technique.divides_gradients:
-            # The first pass has nothing to fetch.
-            times = 2 * passes - 1
+            # There and back in each pass, but the first pass has nothing to fetch.
+            copies = 2 * passes - 1
         elements = touched_by_all(work.shape, work.rates_by_kind, work.ranks)
-        gradients = times * size * elements
-        seconds += gradients / (GRADIENT_COPY_SHARE * machines.host_link)
+        gradient_bytes = copies * work.element_bytes * elements
+        seconds += gradient_bytes / (GRADIENT_COPY_SHARE * machines.host_link)
     return seconds
 
 
 def _nvme_seconds(work: Workload, machines: Machines) -> float:
-    """Seconds in which the slots of a pod read and write what lies on its disk, one sub-group after
-    the other, while nothing else runs.
+    """Seconds in which all processes of a pod read and write what lies on its disk, one sub-group
+    after the other, while nothing else runs; 0 where nothing lies there.
 
     Gradients of the masters are written in the backward pass; then masters, moments and gradients
     are read, and masters and moments written (DeepSpeed 0.19.8, stage3.py,
@@ -300,14 +310,16 @@ def _nvme_seconds(work: Workload, machines: Machines) -> float:
     """
     if not work.zero.on_nvme or machines.nvme_bandwidth is None:
         return 0.0
-    masters_and_gradients = 2 * work.master_bytes
-    size = 2 * (masters_and_gradients + work.moment_bytes)
+    master_and_gradient_bytes = 2 * work.master_bytes
+    # Each of them is read once and written once.
+    bytes_of_a_parameter = 2 * (master_and_gradient_bytes + work.moment_bytes)
     parameters = share(work.shape.parameters, work.ranks)
-    return machines.slots * size * parameters / machines.nvme_bandwidth
+    return machines.slots * bytes_of_a_parameter * parameters / machines.nvme_bandwidth
 
 
 def _processor_seconds(work: Workload, machines: Machines) -> float:
-    """Seconds of Adam on the host, where the slots of a pod share the processor."""
+    """Seconds of Adam on the host, where the processes of a pod share the processor; 0 without
+    offload."""
     if not work.technique.offloads:
         return 0.0
     parameters = share(work.shape.parameters, work.ranks)
@@ -336,12 +348,11 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """The links between all processes, and one tensor of `size` bytes on them: all parameters, or
-    all gradients."""
+    """The links between all processes, and one tensor on them: all parameters, or all gradients."""
 
     machines: Machines
     ranks: int
-    size: int
+    tensor_bytes: int
 
     @property
     def link(self) -> float:
@@ -352,7 +363,7 @@ class Network:
 
     @property
     def hops(self) -> int:
-        """Number of hops of a message past all processes of a pod."""
+        """Number of hops of a message within a pod, past all its processes."""
         return self.machines.slots - 1
 
     @property
@@ -360,18 +371,21 @@ class Network:
         """Seconds of each of these hops."""
         return PCIE_LATENCY if self.machines.peer_bandwidth is None else NVLINK_LATENCY
 
-    def around(self, messages: int) -> float:
-        """Seconds in which the tensor passes round the ring once, cut into this many messages."""
+    def ring_seconds(self, messages: int) -> float:
+        """Seconds in which the tensor passes round the ring once, cut into this many messages: an
+        all-gather or a reduce-scatter."""
         pods = self.machines.pods
         latency = pods * self.hops * self.hop_seconds + (pods - 1) * self.machines.latency_seconds
-        return (self.ranks - 1) / self.ranks * self.size / self.link + messages * latency
+        sent_bytes = (self.ranks - 1) / self.ranks * self.tensor_bytes
+        return sent_bytes / self.link + messages * latency
 
-    def reduced_everywhere(self, messages: int) -> float:
-        """Seconds in which the tensor is summed on every process, round the ring or by trees."""
+    def all_reduce_seconds(self, messages: int) -> float:
+        """Seconds in which the tensor is summed on every process, cut into this many messages:
+        twice round the ring, or up and down the trees where that is quicker."""
         levels = int(math.log2(self.machines.pods))
         latency = self.hops * self.hop_seconds + levels * self.machines.latency_seconds
-        by_trees = self.size / self.link / TREE_SHARE + messages * latency
-        return min(2 * self.around(messages), 2 * by_trees)
+        tree_seconds = self.tensor_bytes / self.link / TREE_SHARE + messages * latency
+        return min(2 * self.ring_seconds(messages), 2 * tree_seconds)
 
 
 def traffic(work: Workload, machines: Machines) -> Traffic:
@@ -383,61 +397,68 @@ def traffic(work: Workload, machines: Machines) -> Traffic:
     parameters = work.shape.parameters
     network = Network(machines, work.ranks, work.element_bytes * parameters)
     if work.is_fsdp or work.method.adapter is not None:
-        return _traffic_of_others(work, network)
+        return _traffic_of_adapters_or_fsdp(work, network)
 
     if not technique.uses_deepspeed:
-        buckets = math.ceil(network.size / DDP_BUCKET_BYTES)
-        return Traffic(0.0, network.reduced_everywhere(buckets), 0.0)
+        buckets = math.ceil(network.tensor_bytes / DDP_BUCKET_BYTES)
+        return Traffic(0.0, network.all_reduce_seconds(buckets), 0.0)
 
     buckets = math.ceil(parameters / zero.reduce_elements)
     if not technique.divides_parameters:
-        reduce = network.reduced_everywhere if zero.multi_rank_all_reduce else network.around
-        return Traffic(0.0, reduce(buckets), network.around(1))
+        if zero.multi_rank_all_reduce:
+            reduce_seconds = network.all_reduce_seconds(buckets)
+        else:
+            reduce_seconds = network.ring_seconds(buckets)
+        return Traffic(0.0, reduce_seconds, network.ring_seconds(1))
 
     gathered = network
+    # A matrix is gathered by itself; other tensors are too small to count.
     messages = sum(weight.is_matrix for weight in work.shape.weights)
     if zero.quantizes_weights:
-        gathered = replace(network, size=INT8_BYTES * parameters)
+        gathered = replace(network, tensor_bytes=INT8_BYTES * parameters)
         # The scales are sent by themselves.
         messages *= 2
-    gather = gathered.around(messages)
+    forward_seconds = gathered.ring_seconds(messages)
+    again_seconds = forward_seconds
+    if zero.secondary_ranks > 1:
+        # Once a step over all processes, every other time within a pod: the mean of all passes.
+        again_seconds = _within_a_pod(gathered, zero.secondary_ranks).ring_seconds(messages)
+        passes = work.gradient_accumulation
+        forward_seconds = (forward_seconds + (passes - 1) * again_seconds) / passes
     # Parameters that the forward pass has left gathered need not be fetched again.
     share_to_fetch_again = max(0.0, 1 - zero.live_elements / parameters)
-    again = gather
-    if zero.secondary_ranks > 1:
-        # Once a step over all processes, every other time within a pod.
-        again = _within_a_pod(gathered, zero.secondary_ranks).around(messages)
-        passes = work.gradient_accumulation
-        gather = (gather + (passes - 1) * again) / passes
-    reduce_seconds = network.around(buckets)
     if zero.quantizes_gradients and machines.pods > 1:
-        reduce_seconds = _quantized_reduction(work, network)
-    return Traffic(gather, share_to_fetch_again * again + reduce_seconds, 0.0)
+        reduce_seconds = _quantized_reduction_seconds(work, network)
+    else:
+        reduce_seconds = network.ring_seconds(buckets)
+    return Traffic(forward_seconds, share_to_fetch_again * again_seconds + reduce_seconds, 0.0)
 
 
-def _quantized_reduction(work: Workload, network: Network) -> float:
+def _quantized_reduction_seconds(work: Workload, network: Network) -> float:
     """Seconds in which ZeRO++ reduces all gradients once, as INT4.
 
-    Each process sends a part of a matrix's gradient to each other one of its pod, and what these
-    parts come to, to its like in each other pod: P / 2 bytes, first within a pod, then through a
-    pod's link. Scales are sent by themselves, so that there are four messages a matrix. Gradients
-    that cannot be divided among twice the processes, and those of biases and norms, go round the
-    ring as they are (DeepSpeed 0.19.8, coalesced_collectives.py, `all_to_all_quant_reduce`).
+    Each process sends a part of a matrix's gradient to every other process of its pod; then it
+    sends the sum of the parts that it got to the process with its number in every other pod. That
+    makes half a byte for each parameter, first within a pod, then through a pod's link. Scales are
+    sent by themselves, so that there are four messages a matrix. Gradients that cannot be divided
+    among twice the processes, and those of biases and norms, go round the ring as they are
+    (DeepSpeed 0.19.8, coalesced_collectives.py, `all_to_all_quant_reduce`).
     """
     machines = network.machines
-    quantized = 0
+    quantized_elements = 0
     matrices = 0
     for weight in work.shape.weights:
         if weight.is_matrix and weight.size % (2 * work.ranks) == 0:
-            quantized += weight.size
+            quantized_elements += weight.size
             matrices += 1
-    others = work.shape.parameters - quantized
-    within = _within_a_pod(network, machines.slots)
-    sent_within = (machines.slots - 1) / machines.slots * INT4_BYTES * quantized / within.link
-    sent_between = (machines.pods - 1) / machines.pods * INT4_BYTES * quantized / network.link
+    quantized_bytes = INT4_BYTES * quantized_elements
+    pod_link = _within_a_pod(network, machines.slots).link
+    within_pods = (machines.slots - 1) / machines.slots * quantized_bytes / pod_link
+    between_pods = (machines.pods - 1) / machines.pods * quantized_bytes / network.link
     latency = network.hops * network.hop_seconds + machines.latency_seconds
-    as_they_are = replace(network, size=work.element_bytes * others).around(1)
-    return sent_within + sent_between + 2 * matrices * latency + as_they_are
+    other_bytes = work.element_bytes * (work.shape.parameters - quantized_elements)
+    others = replace(network, tensor_bytes=other_bytes).ring_seconds(1)
+    return within_pods + between_pods + 2 * matrices * latency + others
 
 
 def _within_a_pod(network: Network, ranks: int) -> Network:
@@ -446,21 +467,23 @@ def _within_a_pod(network: Network, ranks: int) -> Network:
     return replace(network, machines=machines, ranks=ranks)
 
 
-def _traffic_of_others(work: Workload, gathered: Network) -> Traffic:
-    """Seconds of communication with adapters, whose gradients alone are sent, and of FSDP2, which
+def _traffic_of_adapters_or_fsdp(work: Workload, all_weights: Network) -> Traffic:
+    """Seconds of communication with adapters, whose gradients alone are sent, or of FSDP2, which
     gathers each layer twice.
 
     Args:
-        gathered: the network with all weights.
+        all_weights: the network, with all weights as its tensor.
     """
     technique = work.technique
-    sent = replace(gathered, size=min(work.trained_bytes, work.element_bytes) * work.trained)
+    gradient_bytes = min(work.trained_bytes, work.element_bytes) * work.trained
+    gradients = replace(all_weights, tensor_bytes=gradient_bytes)
     if not technique.divides_parameters:
-        reduce_seconds = sent.reduced_everywhere(1)
-        after = sent.around(1) if technique.divides_optimizer else 0.0
-        return Traffic(0.0, reduce_seconds, after)
+        after = gradients.ring_seconds(1) if technique.divides_optimizer else 0.0
+        return Traffic(0.0, gradients.all_reduce_seconds(1), after)
+    gathered = all_weights
     if work.method.adapter is not None:
-        gathered = replace(gathered, size=work.frozen_bytes)
+        gathered = replace(all_weights, tensor_bytes=work.frozen_bytes)
+    # Weights and gradients are sent a layer at a time.
     layers = sum(work.shape.layers)
-    gather = gathered.around(layers)
-    return Traffic(gather, gather + sent.around(layers), 0.0)
+    gather_seconds = gathered.ring_seconds(layers)
+    return Traffic(gather_seconds, gather_seconds + gradients.ring_seconds(layers), 0.0)

@@ -66,10 +66,10 @@ class PlannedMemory:
         """Bytes of host memory of the fullest pod, which runs this many processes."""
         if not self.rank_0_reads:
             return slots * self.host_bytes
-        later = [term for term in self.host_terms if term.name != LOADING]
+        after_loading = [term for term in self.host_terms if term.name != LOADING]
         # While rank 0 holds the whole model, the others have nothing of it in host memory.
-        in_loading = self.host_bytes + (slots - 1) * total(later, "context")
-        return max(in_loading, slots * total(later))
+        while_loading = self.host_bytes + (slots - 1) * total(after_loading, "context")
+        return max(while_loading, slots * total(after_loading))
 
     def parts(self) -> dict[str, int]:
         """Bytes of the GPU's memory by part, and `total`, their sum."""
@@ -81,15 +81,15 @@ class PlannedMemory:
 def plan_memory(
     work: Workload, context_bytes: int = CONTEXT_BYTES, workspace_bytes: int = 0
 ) -> PlannedMemory:
-    """The memory of one process.
+    """The memory that one process needs on its GPU, on its host and on its host's disk.
 
     Args:
-        context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
+        context_bytes: bytes of the GPU that CUDA and its libraries take; 0 without a GPU.
         workspace_bytes: bytes of cuBLAS's workspace for one thread (`gpus.workspace_bytes`); 0
             without a GPU.
     """
     activations = Activations(work)
-    saved = activations.terms()
+    activation_terms = activations.terms()
     states = _states(work)
     buffers = _buffers(work)
     step = _step_term(work)
@@ -97,11 +97,11 @@ def plan_memory(
     terms = [*states.on_gpu, *buffers]
     # Temporaries of the optimizer's step take the place of activations and buckets, which were
     # freed before it.
-    freed = total(saved) + total(_freed_before_the_step(work, buffers))
+    freed = total(activation_terms) + total(_freed_before_the_step(work, buffers))
     if step.bytes > freed:
         formula = f"{step.formula}, less freed activations and buckets"
         terms.append(replace(step, bytes=step.bytes - freed, formula=formula))
-    terms += saved
+    terms += activation_terms
     workspaces = MULTIPLYING_THREADS * workspace_bytes
     if workspaces:
         formula = f"{MULTIPLYING_THREADS} threads x {workspace_bytes / MIB:.3g} MiB"
@@ -112,48 +112,53 @@ def plan_memory(
 
     gradient_bytes = total(states.on_gpu, "gradients")
     # Gradients are left out here and count with what is transient: they come and go in each step.
-    lasting = total(states.on_gpu) - gradient_bytes
-    transient = _most_beside_states(work, activations, buffers, gradient_bytes, step.bytes)
+    lasting_bytes = total(states.on_gpu) - gradient_bytes
+    transient_bytes = _most_transient_bytes(work, activations, buffers, gradient_bytes, step.bytes)
     # Just before the optimizer's step, gradients that accumulated are reduced to a rank's share, as
     # after a single pass.
-    before_the_step = _states(replace(work, gradient_accumulation=1))
+    states_before_the_step = _states(replace(work, gradient_accumulation=1))
     return PlannedMemory(
         terms=tuple(terms),
         host_terms=_host_terms(work, states.on_host),
         nvme_terms=tuple(states.on_nvme),
-        state_bytes=sum(map(total, before_the_step.wherever_they_lie)),
+        state_bytes=sum(map(total, states_before_the_step.wherever_they_lie)),
         # PyTorch's allocator gives cuBLAS its workspaces; CUDA's context is outside of it.
-        peak_allocated_bytes=lasting + transient + workspaces,
+        peak_allocated_bytes=lasting_bytes + transient_bytes + workspaces,
         rank_0_reads=work.technique.divides_parameters,
     )
 
 
-def _most_beside_states(
+def _most_transient_bytes(
     work: Workload,
     activations: Activations,
     buffers: list[Term],
     gradient_bytes: int,
     step_bytes: int,
 ) -> int:
-    """Bytes of tensors beside parameters and optimizer states at the worst moment, on the worst-off
-    rank: in the loss, in the optimizer's step or in the backward pass.
+    """Most bytes that the GPU holds at one time beside parameters and optimizer states: gradients,
+    activations, buffers and temporaries, while the loss is computed, in the backward pass or in the
+    optimizer's step.
 
     Args:
+        buffers: the terms of `_buffers`.
         gradient_bytes: bytes of gradients that the GPU holds at the end of the backward pass.
         step_bytes: bytes of the temporaries of the optimizer's step.
     """
     technique = work.technique
     # Buckets of stages 1 and 2 are made when the first gradient exists, and freed before the step.
     makes_buckets_late = technique.divides_optimizer and not technique.divides_parameters
-    lasting_buffers = 0 if makes_buckets_late else total(buffers)
-    keeps_partitions = technique.uses_deepspeed and technique.divides_parameters
-    has_gradients_in_loss = work.gradient_accumulation > 1 or keeps_partitions
-    in_loss = lasting_buffers + activations.in_loss()
-    if has_gradients_in_loss:
+    lasting_buffer_bytes = 0 if makes_buckets_late else total(buffers)
+
+    in_loss = lasting_buffer_bytes + activations.in_loss()
+    # ZeRO-3 of DeepSpeed never frees a rank's share of the gradients.
+    keeps_gradients = technique.uses_deepspeed and technique.divides_parameters
+    if work.gradient_accumulation > 1 or keeps_gradients:
         in_loss += gradient_bytes
+
     in_step = gradient_bytes + step_bytes
+    # What FSDP gathers is freed before the step.
     if not work.is_fsdp:
-        in_step += lasting_buffers
+        in_step += lasting_buffer_bytes
     candidates = [in_loss, in_step]
 
     # Whole gradients are made as the backward pass reaches them; a partition exists from the first
@@ -165,8 +170,8 @@ def _most_beside_states(
             gradients = moment.gradients_made
         elif work.is_fsdp and work.gradient_accumulation == 1:
             # Shards of what the backward pass has come through.
-            made = moment.gradients_made // work.element_bytes
-            gradients = work.trained_bytes * share(made, work.ranks)
+            elements_made = moment.gradients_made // work.element_bytes
+            gradients = work.trained_bytes * share(elements_made, work.ranks)
         candidates.append(total(buffers) + moment.saved_and_working + gradients)
     return max(candidates)
 
@@ -195,7 +200,8 @@ class _States:
 
 
 def _states(work: Workload) -> _States:
-    """The states of one process, by where they lie."""
+    """Parameters, gradients and optimizer states of one process, by where they lie between its
+    backward pass and the optimizer's step."""
     technique = work.technique
     shape = work.shape
 
@@ -203,11 +209,12 @@ def _states(work: Workload) -> _States:
     if work.method.adapter is not None:
         # With adapters nothing is offloaded.
         return _States(on_gpu=_states_of_adapters(work, ranks_of_weights), on_host=[])
+    # FSDP's shards are FP32, whatever it gathers them in.
     size_of_weight = work.trained_bytes if work.is_fsdp else work.element_bytes
     weights = Term.of("weights", size_of_weight, shape.parameters, ranks_of_weights, "parameters")
-    # None where parameters are not divided.
+    # It stays empty where parameters are not divided.
     kept_whole = []
-    kept_elements = _kept_whole(work)
+    kept_elements = _elements_kept_whole(work)
     if kept_elements:
         name = "small weights, kept whole"
         kept_whole.append(Term.of(name, size_of_weight, kept_elements, part="parameters"))
@@ -235,61 +242,64 @@ def _states(work: Workload) -> _States:
 
 
 def _states_of_adapters(work: Workload, ranks_of_weights: int) -> list[Term]:
-    """Frozen weights, and the adapters with their gradients and optimizer states."""
-    frozen = share(work.frozen_bytes, ranks_of_weights)
-    divided = f" / {ranks_of_weights} ranks" if ranks_of_weights > 1 else ""
-    formula = f"{work.element_bytes} B x {work.shape.parameters / 1e6:.4g} M{divided}"
+    """Frozen weights, and the adapters with their gradients and optimizer states.
+
+    Args:
+        ranks_of_weights: number of ranks among which weights are divided; 1 where each has them
+            all.
+    """
+    frozen_share = share(work.frozen_bytes, ranks_of_weights)
+    divisor = f" / {ranks_of_weights} ranks" if ranks_of_weights > 1 else ""
+    formula = f"{work.element_bytes} B x {work.shape.parameters / 1e6:.4g} M{divisor}"
     if work.method.adapter == QLORA:
-        formula = f"{formula}, but 0.5159 B x {work.shape.matrices / 1e6:.4g} M matrices"
-    weights = Term("frozen weights", frozen, formula, "parameters")
-    size = work.trained_bytes
-    adapters = Term.of("adapters", size, work.trained, ranks_of_weights, "parameters")
+        quantised = f"{NF4_BYTES:.4g} B x {work.shape.matrices / 1e6:.4g} M matrices"
+        formula = f"{formula}, but {quantised}"
+    weights = Term("frozen weights", frozen_share, formula, "parameters")
+    adapters = Term.of("adapters", work.trained_bytes, work.trained, ranks_of_weights, "parameters")
     return [weights, adapters, _gradients_term(work), _optimizer_term(work)]
 
 
 def _gradients_term(work: Workload) -> Term:
-    """The gradients that a process holds at the end of its backward pass."""
-    size = work.trained_bytes
-    shape = work.shape
+    """The gradients that a process holds at the end of its backward pass: all of them, its share,
+    or in ZeRO's stages 1 and 2 whole tensors, all that its share touches."""
+    size_of_gradient = work.trained_bytes
     if _gradients_are_whole(work):
-        return Term.of("gradients", size, work.trained, part="gradients")
-    if work.technique.divides_parameters:
-        return Term.of("gradients", size, work.trained, work.ranks, "gradients")
-    if work.method.adapter is not None:
-        # Each tensor of an adapter is small beside a share.
-        return Term.of("gradients", size, work.trained, work.ranks, "gradients")
-    elements = touched(shape, work.rates_by_kind, work.ranks)
-    term = Term.of("gradients", size, elements, part="gradients")
-    what = f"tensors that a share of 1 / {work.ranks} touches, whole"
-    return replace(term, formula=f"{term.formula}: {what}")
+        return Term.of("gradients", size_of_gradient, work.trained, part="gradients")
+    # Each tensor of an adapter is small beside a share, and taken as divided in every stage.
+    if work.technique.divides_parameters or work.method.adapter is not None:
+        return Term.of("gradients", size_of_gradient, work.trained, work.ranks, "gradients")
+    elements = touched(work.shape, work.rates_by_kind, work.ranks)
+    term = Term.of("gradients", size_of_gradient, elements, part="gradients")
+    tensors = f"tensors that a share of 1 / {work.ranks} touches, whole"
+    return replace(term, formula=f"{term.formula}: {tensors}")
 
 
 def _optimizer_term(work: Workload) -> Term:
-    """Adam's moments, and the FP32 master of the weights where there is one."""
-    master = work.master_bytes
-    moments = work.moment_bytes
-    kinds: dict[float, str] = {8: "FP32", 4: "BF16"}
-    kind = kinds.get(moments, "8 bits")
-    ranks = work.ranks if work.technique.divides_optimizer else 1
-    if not master:
-        name = f"Adam's moments, {kind}"
-    elif kind == "8 bits":
+    """Adam's moments, and the master of the weights where there is one."""
+    # By the bytes of both moments of an element.
+    types: dict[float, str] = {8: "FP32", 4: "BF16"}
+    type_of_moments = types.get(work.moment_bytes, "8 bits")
+    if not work.master_bytes:
+        name = f"Adam's moments, {type_of_moments}"
+    elif type_of_moments == "8 bits":
         name = "master, FP32, and Adam's moments, 8 bits"
     else:
-        name = f"master and Adam's moments, {kind}"
-    size = master + moments
-    if size == int(size):
-        return Term.of(name, int(size), work.trained, ranks, "optimizer")
-    return Term.about(name, size, work.trained, ranks, "optimizer")
+        name = f"master and Adam's moments, {type_of_moments}"
+    ranks = work.ranks if work.technique.divides_optimizer else 1
+    bytes_of_an_element = work.master_bytes + work.moment_bytes
+    # With scales of 8-bit moments it is no whole number.
+    if bytes_of_an_element == int(bytes_of_an_element):
+        return Term.of(name, int(bytes_of_an_element), work.trained, ranks, "optimizer")
+    return Term.about(name, bytes_of_an_element, work.trained, ranks, "optimizer")
 
 
 def _gradients_are_whole(work: Workload) -> bool:
     """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
-    Without DeepSpeed it does; from stage 2 on it does not. Stage 1 reduces each gradient as soon as
-    it exists if communication overlaps, and keeps only its own share (DeepSpeed's
-    `process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients accumulate, it
-    keeps all.
+    Without DeepSpeed it does, but for FSDP; from stage 2 on it does not. Stage 1 reduces each
+    gradient as soon as it exists if communication overlaps, and keeps only its own share
+    (DeepSpeed's `process_gradients`, `copy_grads_in_partition`); otherwise, and while gradients
+    accumulate, it keeps all.
     """
     if not work.technique.uses_deepspeed:
         return not work.is_fsdp
@@ -298,13 +308,14 @@ def _gradients_are_whole(work: Workload) -> bool:
     return work.gradient_accumulation > 1 or not work.zero.overlap
 
 
-def _kept_whole(work: Workload) -> int:
-    """Number of elements that stage 3 gathers after each step and keeps, beside each rank's share
-    of them."""
+def _elements_kept_whole(work: Workload) -> int:
+    """Number of elements of the small tensors that stage 3 gathers after each step and keeps,
+    beside each rank's share of them; 0 for one rank, whose share is all of them, and for FSDP,
+    which keeps none."""
     if not work.technique.divides_parameters or work.ranks == 1 or work.is_fsdp:
         return 0
-    most = work.zero.persistent_elements
-    return sum(weight.size for weight in work.shape.weights if weight.size <= most)
+    limit = work.zero.persistent_elements
+    return sum(weight.size for weight in work.shape.weights if weight.size <= limit)
 
 
 # Memory of a GPU beside the states: communication buckets, gathered parameters, temporaries of the
@@ -317,7 +328,8 @@ def _kept_whole(work: Workload) -> int:
 
 
 def _buffers(work: Workload) -> list[Term]:
-    """Terms of the buffers that exist during the backward pass."""
+    """Terms of the buffers that exist during the backward pass: empty where a process trains by
+    itself, unless it has a QLoRA."""
     technique = work.technique
     terms = []
     if work.method.adapter == QLORA:
@@ -345,42 +357,49 @@ def _buffers_of_fsdp(work: Workload) -> list[Term]:
     """
     if work.ranks == 1:
         return []
-    size = work.element_bytes
+    size_of_weight = work.element_bytes
     shape = work.shape
-    layers = zip(shape.layer_parameters, shape.layers, strict=True)
-    largest_layer = max(parameters // number for parameters, number in layers)
-    outside = shape.parameters - sum(shape.layer_parameters)
-    in_turn = Term.of("two layers gathered", size, 2 * largest_layer)
+    stacks = zip(shape.layer_parameters, shape.layers, strict=True)
+    largest_layer = max(parameters // layers for parameters, layers in stacks)
+    outside_layers = shape.parameters - sum(shape.layer_parameters)
+    # The layer that runs, and the next one, which is fetched meanwhile.
+    two_layers = Term.of("two layers gathered", size_of_weight, 2 * largest_layer)
     if work.method.adapter == QLORA:
-        in_turn = Term.about("two layers gathered", NF4_BYTES, 2 * largest_layer)
-    terms = [Term.of("embedding and head gathered", size, outside), in_turn]
+        two_layers = Term.about("two layers gathered", NF4_BYTES, 2 * largest_layer)
+    terms = [Term.of("embedding and head gathered", size_of_weight, outside_layers), two_layers]
+    # Gradients of adapters are next to nothing.
     if work.method.adapter is None:
         name = "a layer's gradients, and what they are reduced from"
-        terms.append(Term.of(name, size, 2 * largest_layer))
+        terms.append(Term.of(name, size_of_weight, 2 * largest_layer))
     return terms
 
 
 def _buffers_of_stages_1_and_2(work: Workload) -> list[Term]:
-    size = work.element_bytes
-    largest = _largest_gradient(work)
-    bucket = work.zero.reduce_elements
+    """The buckets by which gradients are reduced, and the copy of a gradient that is offloaded."""
+    size_of_gradient = work.element_bytes
+    largest_gradient = _largest_gradient(work)
     if not (work.zero.contiguous or work.technique.offloads):
-        # `buffered_reduce_fallback`
-        elements = min(work.trained, max(bucket, largest))
-        return [Term.of("reduce bucket, copied together", size, elements)]
+        # No bucket is made beforehand; what there is to reduce is copied together, and a tensor
+        # that is larger than a bucket by itself (`buffered_reduce_fallback`).
+        elements = min(work.trained, max(work.zero.reduce_elements, largest_gradient))
+        return [Term.of("reduce bucket, copied together", size_of_gradient, elements)]
     terms = _reduce_buckets(work, two=work.zero.overlap)
     if work.technique.offloads:
-        terms.append(Term.of("copy of one gradient on its way to the host", size, largest))
+        name = "copy of one gradient on its way to the host"
+        terms.append(Term.of(name, size_of_gradient, largest_gradient))
     return terms
 
 
 def _buffers_of_stage_3(work: Workload) -> list[Term]:
+    """The buckets by which gradients are reduced, and the parameters that are gathered."""
     size = work.element_bytes
     zero = work.zero
+    # Several ranks copy a bucket, into the order of their shares, before they reduce it
+    # (coalesced_collectives.py, `reduce_scatter_coalesced`).
     terms = _reduce_buckets(work, two=work.ranks > 1)
     # A single process has stage 3's parameters whole, unless they lie on the host.
     if work.ranks > 1 or work.technique.offloads:
-        others = work.shape.parameters - _kept_whole(work)
+        others = work.shape.parameters - _elements_kept_whole(work)
         live = min(others, max(zero.live_elements, work.shape.largest_tensor))
         ahead = min(zero.prefetch_elements, others - live)
         terms.append(Term.of("parameters gathered for use", size, live))
@@ -394,25 +413,26 @@ def _buffers_of_stage_3(work: Workload) -> list[Term]:
 
 
 def _reduce_buckets(work: Workload, *, two: bool) -> list[Term]:
-    """One reduce bucket, or two that are filled in turn, and a gradient that is larger than one."""
-    size = work.element_bytes
-    largest = _largest_gradient(work)
-    bucket = Term.of("reduce bucket", size, work.zero.reduce_elements)
+    """A reduce bucket, or two, and the largest gradient where it does not fit into one."""
+    size_of_gradient = work.element_bytes
+    largest_gradient = _largest_gradient(work)
+    buckets = Term.of("reduce bucket", size_of_gradient, work.zero.reduce_elements)
     if two:
-        bucket = Term("reduce buckets", 2 * bucket.bytes, f"2 x {bucket.formula}")
-    if largest <= work.zero.reduce_elements:
-        return [bucket]
-    return [bucket, Term.of("gradient that is larger than a bucket", size, largest)]
+        buckets = Term("reduce buckets", 2 * buckets.bytes, f"2 x {buckets.formula}")
+    if largest_gradient <= work.zero.reduce_elements:
+        return [buckets]
+    name = "gradient that is larger than a bucket"
+    return [buckets, Term.of(name, size_of_gradient, largest_gradient)]
 
 
 def _largest_gradient(work: Workload) -> int:
-    """Elements of the largest tensor with a gradient; those of adapters are smaller than any bucket
-    and count as none."""
+    """Number of elements of the largest tensor with a gradient; 0 with adapters, whose tensors are
+    smaller than any bucket."""
     return work.shape.largest_tensor if work.method.adapter is None else 0
 
 
 def _step_term(work: Workload) -> Term:
-    """Temporaries of the optimizer's step."""
+    """Temporaries of the optimizer's step on the GPU; a term of 0 bytes where there are none."""
     technique = work.technique
     parameters = work.trained
     if technique.offloads:
@@ -425,17 +445,18 @@ def _step_term(work: Workload) -> Term:
             return Term.of("square roots of moments", work.trained_bytes, parameters, ranks)
         return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
     # Gradients are put together, and then widened where the master is wider.
-    size = work.master_bytes
+    bytes_of_an_element = work.master_bytes
     if work.element_bytes < work.master_bytes:
-        size += work.element_bytes
+        bytes_of_an_element += work.element_bytes
     name = "gradients of the partition, flat"
+    # Only stage 3 steps one sub-group after the other; adapters are smaller than one.
     if not technique.divides_parameters or work.method.adapter is not None:
-        return Term.of(name, size, parameters, work.ranks)
+        return Term.of(name, bytes_of_an_element, parameters, work.ranks)
     zero = work.zero
     elements = largest_sub_group(
         work.shape, work.rates_by_kind, work.ranks, zero.sub_group_elements
     )
-    term = Term.of(name, size, elements)
+    term = Term.of(name, bytes_of_an_element, elements)
     return replace(term, formula=f"{term.formula}: the largest sub-group of a rank's share")
 
 
@@ -446,6 +467,7 @@ def _freed_before_the_step(work: Workload, buffers: list[Term]) -> list[Term]:
         return buffers
     if not work.technique.uses_deepspeed or work.technique.divides_parameters:
         return []
+    # The others are copies: of a gradient on its way to the host, of a matrix of a QLoRA.
     return [term for term in buffers if "bucket" in term.name]
 
 
@@ -459,7 +481,11 @@ def _freed_before_the_step(work: Workload, buffers: list[Term]) -> list[Term]:
 
 
 def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
-    """Terms of all the host memory of one process, including the states that lie there."""
+    """Terms of all the host memory of one process, the model while it is loaded included.
+
+    Args:
+        states: the states that lie in host memory.
+    """
     shape = work.shape
     size = work.element_bytes
     lasting = list(states)
@@ -470,29 +496,30 @@ def _host_terms(work: Workload, states: list[Term]) -> tuple[Term, ...]:
     # Adam's moments are not pinned: PyTorch makes them in the parameters' shape, but not in their
     # pinned memory.
     pinned = [term for term in lasting if work.zero.pins and term.part != "optimizer"]
-    rounding = sum(_power_of_two(term.bytes) - term.bytes for term in pinned)
+    rounding = sum(_next_power_of_two(term.bytes) - term.bytes for term in pinned)
     if rounding:
         formula = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
         lasting.append(Term("rounding of pinned memory", rounding, formula))
     if work.zero.on_nvme:
-        # They are not PyTorch's own pinned memory, and not rounded.
+        # Only now: they are not PyTorch's own pinned memory, and not rounded.
         lasting.append(_buffers_of_nvme(work))
     if _accumulates_on_host(work):
         # Each tensor has a pinned buffer of its own, whose rounding is not counted.
         elements = touched(shape, work.rates_by_kind, work.ranks)
         lasting.append(Term.of("gradients of earlier passes", size, elements))
-    loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
-    missing = loaded.bytes - total(lasting)
-    if missing > 0:
-        formula = f"{loaded.formula}, less what comes after it"
-        lasting.append(replace(loaded, bytes=missing, formula=formula))
     process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
-    return (*lasting, process)
+    # The model as it is loaded makes room for the rest, and counts as far as it is more than that.
+    loading = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
+    beyond_lasting = loading.bytes - total(lasting)
+    if beyond_lasting <= 0:
+        return (*lasting, process)
+    formula = f"{loading.formula}, less what comes after it"
+    return (*lasting, replace(loading, bytes=beyond_lasting, formula=formula), process)
 
 
 def _buffers_of_nvme(work: Workload) -> Term:
-    """Buffers in host memory of what lies on a disk: each for a master, a gradient or a moment of
-    the largest sub-group.
+    """Buffers in host memory through which what lies on a disk is read and written: each is as
+    large as the masters of the largest sub-group.
 
     Source: DeepSpeed 0.19.8, swap_tensor/optimizer_utils.py, `OptimizerSwapper`, to which stage3.py
     gives the largest sub-group (`_configure_tensor_swapping`).
@@ -501,8 +528,8 @@ def _buffers_of_nvme(work: Workload) -> Term:
     elements = largest_sub_group(
         work.shape, work.rates_by_kind, work.ranks, zero.sub_group_elements
     )
-    size = zero.nvme_buffers * work.master_bytes
-    term = Term.of("buffers of what lies on NVMe", size, elements)
+    bytes_of_an_element = zero.nvme_buffers * work.master_bytes
+    term = Term.of("buffers of what lies on NVMe", bytes_of_an_element, elements)
     formula = f"{zero.nvme_buffers} x {work.master_bytes} B x the largest sub-group"
     return replace(term, formula=formula)
 
@@ -513,35 +540,37 @@ def _accumulates_on_host(work: Workload) -> bool:
     return is_stage_1_or_2 and work.technique.offloads and work.gradient_accumulation > 1
 
 
-def _power_of_two(size: int) -> int:
-    """The smallest power of two that is not below a number of bytes; 1 for none."""
-    return 1 << max(0, size - 1).bit_length()
+def _next_power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a number; 1 for 0."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 @cache
 def touched(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
-    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, for the rank
-    where they are most.
+    """Number of elements of all tensors, each counted whole, that a rank's share touches in ZeRO's
+    stages 1 and 2, for the rank where they are most.
 
     Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's
     share touches, in each parameter group of the optimizer; `copy_grads_in_partition` makes a
     buffer of the sum of their sizes.
     """
     # By rank, how many more elements its share touches than that of the rank before it.
-    changes = Counter[int]()
-    for size, first, end in _ranks_of_tensors(shape, rates_by_kind, ranks):
-        changes[first] += size
-        changes[end] -= size
-    in_order = (change for _, change in sorted(changes.items()))
-    return max(accumulate(in_order))
+    increases = Counter[int]()
+    for elements, first_rank, end_rank in _ranks_of_tensors(shape, rates_by_kind, ranks):
+        increases[first_rank] += elements
+        increases[end_rank] -= elements
+    by_rank = [increases[rank] for rank in sorted(increases)]
+    return max(accumulate(by_rank))
 
 
 @cache
 def touched_by_all(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
-    """The sum of what each rank's share touches: a tensor that lies in several shares counts once
-    for each of them."""
-    in_shares = _ranks_of_tensors(shape, rates_by_kind, ranks)
-    return sum(size * (end - first) for size, first, end in in_shares)
+    """The sum over all ranks of what `touched` counts for one: a tensor that lies in several shares
+    counts once for each of them."""
+    touched_elements = 0
+    for elements, first_rank, end_rank in _ranks_of_tensors(shape, rates_by_kind, ranks):
+        touched_elements += elements * (end_rank - first_rank)
+    return touched_elements
 
 
 def _ranks_of_tensors(
@@ -551,11 +580,13 @@ def _ranks_of_tensors(
     after the last."""
     for sizes in _parameter_groups(shape, rates_by_kind):
         # A parameter group is cut into equal shares, wherever its tensors end.
-        part = share(sum(sizes), ranks)
+        share_elements = share(sum(sizes), ranks)
         begin = 0
-        for size in sizes:
-            end = begin + size
-            yield size, begin // part, min(ranks, share(end, part))
+        for elements in sizes:
+            end = begin + elements
+            first_rank = begin // share_elements
+            last_rank = (end - 1) // share_elements
+            yield elements, first_rank, last_rank + 1
             begin = end
 
 
@@ -563,7 +594,7 @@ def _ranks_of_tensors(
 def largest_sub_group(
     shape: Shape, rates_by_kind: bool, ranks: int, sub_group_elements: int
 ) -> int:
-    """Elements of a rank's largest sub-group in ZeRO's stage 3.
+    """Number of elements of a rank's largest sub-group in ZeRO's stage 3.
 
     Source: DeepSpeed 0.19.8, stage3.py, `_create_fp16_sub_groups`: the tensors of a parameter group
     of the optimizer are put together in their order, until a rank's shares of them are at least
@@ -583,11 +614,12 @@ def largest_sub_group(
 def _parameter_groups(shape: Shape, rates_by_kind: bool) -> list[list[int]]:
     """Numbers of elements of the tensors in each parameter group of the optimizer.
 
-    `train.trainer` separates embedding, matrices, position biases and norms; Trainer separates what
-    decays from the rest.
+    Args:
+        rates_by_kind: whether the groups are those of `train.trainer`, which separates embedding,
+            matrices, position biases and norms; Trainer separates what decays from the rest.
     """
     groups: dict[str | bool, list[int]] = {}
     for weight in shape.weights:
-        kind = weight.kind if rates_by_kind else weight.is_matrix
-        groups.setdefault(kind, []).append(weight.size)
+        group = weight.kind if rates_by_kind else weight.is_matrix
+        groups.setdefault(group, []).append(weight.size)
     return list(groups.values())

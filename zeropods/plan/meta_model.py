@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -38,8 +39,9 @@ ACTIVE_EXPERTS = (
     "moe_k",
     "top_k_experts",
 )
+"""Names that configurations use for the number of experts of a token."""
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
-"""Names that configurations use for the experts of a token, and for the longest row."""
+"""Names that they use for the tokens of the longest row."""
 ROPES_BY_VALUES = ("dynamic", "longrope", "su")
 """Kinds of rotation that beyond the trained length depend on values, of which the meta device has
 none."""
@@ -51,6 +53,7 @@ BUILDING = (
     LookupError,
     OSError,
     RuntimeError,
+    StrictDataclassError,
     TypeError,
     ValueError,
 )
@@ -60,44 +63,49 @@ BUILDING = (
 
 
 @contextlib.contextmanager
-def _loading(what: str) -> Iterator[None]:
-    from huggingface_hub.errors import StrictDataclassError
-
+def _loading(failure: str) -> Iterator[None]:
+    """Turn what transformers raises in the block into a `UserError` that begins with `failure`."""
     try:
         yield
-    except (*BUILDING, StrictDataclassError) as error:
+    except BUILDING as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{what} ({reason[:160]}); give another configuration, or a known name"
+            f"{failure} ({reason[:160]}); give another configuration, or a known name"
         ) from None
 
 
 @lru_cache(maxsize=1)
 def _built(config: str, folder: str | None) -> PreTrainedModel:
-    """The model on the meta device, as a pass of it is traced.
+    """The model on the meta device, with what a trace cannot run replaced.
+
+    The last one is kept, for several passes. `Pass` changes its attention and precision.
 
     Args:
+        config: text of a `config.json`.
         folder: as in `facts`; of a model that comes with code, whose configuration is taken as it
             is.
+
+    Raises:
+        UserError: transformers cannot build the model.
     """
-    given = json.loads(config)
+    values = json.loads(config)
     for name in ("rope_scaling", "rope_parameters"):
-        rope = given.get(name)
+        rope = values.get(name)
         if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ROPES_BY_VALUES:
-            # It takes as much memory and time.
-            given[name] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
+            # The default rotation takes as much memory and time.
+            values[name] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)}
     # Each pass shall go through each layer.
-    given |= {name: 0.0 for name in given if "layerdrop" in name}
-    level = logging.get_verbosity()
+    values |= {name: 0.0 for name in values if "layerdrop" in name}
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        with _loading(f"{given['model_type']}: transformers cannot build this model"):
-            model = _from_config(given, folder)
+        with _loading(f"{values['model_type']}: transformers cannot build this model"):
+            model = _from_config(values, folder)
     finally:
-        logging.set_verbosity(level)
+        logging.set_verbosity(verbosity)
     head = model.get_output_embeddings()
     table = model.get_input_embeddings()
-    must_untie = given.get("tie_word_embeddings") is False
+    must_untie = values.get("tie_word_embeddings") is False
     if must_untie and head is not None and head.weight is table.weight:
         # transformers ties a T5's head and table whatever is configured, until it loads a
         # checkpoint that has both.
@@ -105,17 +113,26 @@ def _built(config: str, folder: str | None) -> PreTrainedModel:
     return model
 
 
-def _from_config(given: dict[str, Any], folder: str | None) -> PreTrainedModel:
-    """The model of a configuration, on the meta device; `folder` is as in `facts`."""
-    if folder is None:
-        settings = CONFIG_MAPPING[given["model_type"]].from_dict(given)
-    else:
+def _from_config(values: dict[str, Any], folder: str | None) -> PreTrainedModel:
+    """The model of a configuration, in FP32 on the meta device.
+
+    Args:
+        values: the configuration; not used with a folder, which has its own.
+        folder: as in `facts`. With one, code of the model is run.
+    """
+    has_own_code = folder is not None
+    if has_own_code:
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForCausalLM
+    else:
+        settings = CONFIG_MAPPING[values["model_type"]].from_dict(values)
     if _is_encoder_only(settings):
-        kind = AutoModelForSequenceClassification
+        auto_class = AutoModelForSequenceClassification
+    elif settings.is_encoder_decoder:
+        auto_class = AutoModelForSeq2SeqLM
+    else:
+        auto_class = AutoModelForCausalLM
     with torch.device("meta"):
-        return kind.from_config(settings, trust_remote_code=folder is not None, dtype=torch.float32)
+        return auto_class.from_config(settings, trust_remote_code=has_own_code, dtype=torch.float32)
 
 
 def _is_encoder_only(settings: Any) -> bool:
@@ -125,14 +142,18 @@ def _is_encoder_only(settings: Any) -> bool:
 
 
 def _window(model: PreTrainedModel) -> tuple[int | None, int]:
-    """Number of tokens that a layer with a window sees, and number of such layers."""
+    """Number of tokens that a layer with a window sees, and number of layers with one; None and 0
+    for a model without them, and for an encoder-decoder.
+
+    Raises:
+        ValueError: a layer has something else than attention.
+    """
     settings = model.config.get_text_config(decoder=True)
     kinds = getattr(settings, "layer_types", None) or ()
-    odd = set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}
-    if odd:
-        raise ValueError(
-            f"it has layers of type {' and '.join(sorted(odd))}; only attention can be planned"
-        )
+    other_kinds = set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}
+    if other_kinds:
+        names = " and ".join(sorted(other_kinds))
+        raise ValueError(f"it has layers of type {names}; only attention can be planned")
     window = None
     if getattr(settings, "use_sliding_window", True):
         window = getattr(settings, "sliding_window", None)
@@ -147,7 +168,8 @@ def _window(model: PreTrainedModel) -> tuple[int | None, int]:
 
 @_loading("the model cannot be traced")
 def facts(config: str, folder: str | None) -> dict[str, Any]:
-    """The facts of a `Shape`, and what a pass in its default way of training saves.
+    """The facts of a `Shape`, by its fields, and what a pass in its default way of training saves:
+    `facts` and `saved`, as they are shipped and cached (`plan.facts`).
 
     Args:
         config: text of a `config.json`.
@@ -160,9 +182,8 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
     settings = model.config.get_text_config(decoder=True)
     is_causal = not model.config.is_encoder_decoder
     stacks = stacks_of(model)
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings()
-    heads, kv_heads, head_size = _heads(settings, int(table.shape[1]))
+    width = int(model.get_input_embeddings().weight.shape[1])
+    heads, kv_heads, head_size = _heads(settings, width)
     active, experts = _experts(settings, stacks[-1])
     attentions = _attentions(model, settings, is_causal)
     window, windowed = _window(model)
@@ -170,47 +191,55 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
 
     pass_name = _default_pass(attentions, is_causal, kv_heads < heads, drops)
     traced = Pass(model, window, pass_name, 1.0 if experts is None else active / experts)
-    found = traced.run()
+    saved_by_pass = traced.run()
 
-    vocabulary = table.shape[0] if head is None else head.weight.shape[0]
-    is_encoder_only = _is_encoder_only(model.config)
-    if is_encoder_only:
-        vocabulary = model.config.num_labels
-    # What is usual is left out.
-    of_kind = {}
-    if is_encoder_only:
-        of_kind["is_encoder_only"] = True
-    return {
-        "facts": {
-            **of_kind,
-            "family": model.config.model_type,
-            "is_decoder_only": is_causal,
-            "layers": [len(stack) for stack in stacks],
-            "layer_parameters": [parameters_of(stack) for stack in stacks],
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "head_size": head_size,
-            "inner": traced.inner,
-            "vocabulary": int(vocabulary),
-            "positions": _positions(settings),
-            "window": window,
-            "windowed": windowed,
-            "drops": drops,
-            "attentions": attentions,
-            "tied": head is not None and head.weight is table,
-            "experts": None if experts is None else f"{active} of {experts}",
-            "weights": _weights(model),
-            "products": dict(traced.products),
-        },
-        "saved": {pass_name: found},
+    # Only a model of this kind has the field.
+    of_kind = {"is_encoder_only": True} if _is_encoder_only(model.config) else {}
+    shape = {
+        **of_kind,
+        "family": model.config.model_type,
+        "is_decoder_only": is_causal,
+        "layers": [len(stack) for stack in stacks],
+        "layer_parameters": [parameters_of(stack) for stack in stacks],
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "inner": traced.inner,
+        "vocabulary": _vocabulary(model),
+        "positions": _positions(settings),
+        "window": window,
+        "windowed": windowed,
+        "drops": drops,
+        "attentions": attentions,
+        "tied": _is_tied(model),
+        "experts": None if experts is None else f"{active} of {experts}",
+        "weights": _weights(model),
+        "products": dict(traced.products),
     }
+    return {"facts": shape, "saved": {pass_name: saved_by_pass}}
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    """Whether the head's matrix is the embedding."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Number of outputs of the head: words, or the classes of an encoder-only model."""
+    if _is_encoder_only(model.config):
+        return int(model.config.num_labels)
+    head = model.get_output_embeddings()
+    if head is None:
+        return int(model.get_input_embeddings().weight.shape[0])
+    return int(head.weight.shape[0])
 
 
 def _heads(settings: Any, width: int) -> tuple[int, int, int]:
     """Number of heads of queries, number of those of keys and values, and the size of a head.
 
     Args:
-        width: width of the embedding, the model's own where its configuration names none.
+        width: width of the embedding, for a configuration that does not name the model's.
     """
     heads = int(getattr(settings, "num_attention_heads", 0) or 1)
     kv_heads = int(getattr(settings, "num_key_value_heads", None) or heads)
@@ -230,13 +259,14 @@ def _heads(settings: Any, width: int) -> tuple[int, int, int]:
 
 
 def _experts(settings: Any, layers: nn.ModuleList) -> tuple[int, int | None]:
-    """Number of experts that a token uses, and of all experts of a layer; 0 and None for a model
-    without experts."""
-    for name in ACTIVE_EXPERTS:
-        active = getattr(settings, name, None)
-        if active:
-            break
-    else:
+    """Number of experts that a token uses, and of all experts of a layer.
+
+    They are 0 and None for a model without experts. The second is None too where no tensor holds
+    the matrices of all experts.
+    """
+    numbers = [getattr(settings, name, None) for name in ACTIVE_EXPERTS]
+    active = next((number for number in numbers if number), 0)
+    if active == 0:
         return 0, None
     for parameter in layers.parameters():
         if is_of_experts(parameter):
@@ -248,16 +278,15 @@ def _attentions(model: PreTrainedModel, settings: Any, is_causal: bool) -> list[
     """Those of `ATTENTIONS` that transformers has for the model."""
     # transformers tells this of a model only in private attributes.
     has_sdpa = model._supports_sdpa
+    # Only the model's own code caps scores.
     is_soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
-    has = {
+    can_use_sdpa = has_sdpa and not is_soft_capped
+    is_available = {
         "eager": True,
-        "sdpa": has_sdpa and not is_soft_capped,
-        "flash_attention_2": is_causal
-        and has_sdpa
-        and model._supports_flash_attn
-        and not is_soft_capped,
+        "sdpa": can_use_sdpa,
+        "flash_attention_2": can_use_sdpa and is_causal and model._supports_flash_attn,
     }
-    return [name for name in ATTENTIONS if has[name]]
+    return [name for name in ATTENTIONS if is_available[name]]
 
 
 def _default_pass(
@@ -296,14 +325,16 @@ def _positions(settings: Any) -> int | None:
 
 
 def _weights(model: PreTrainedModel) -> list[list[int | str]]:
-    """Number of elements and kind (see `Weight`) of each parameter tensor, in the model's order."""
+    """Number of elements and kind (see `Weight`) of each parameter tensor, in the model's order;
+    the head's is an `embedding` too."""
     head = model.get_output_embeddings()
-    ends = [model.get_input_embeddings().weight]
+    embeddings = [model.get_input_embeddings().weight]
     if head is not None:
-        ends.append(head.weight)
+        embeddings.append(head.weight)
     weights: list[list[int | str]] = []
     for name, weight in model.named_parameters():
-        if any(weight is end for end in ends):
+        # `in` would compare the tensors' elements.
+        if any(weight is embedding for embedding in embeddings):
             kind = "embedding"
         elif "bias" in name:
             kind = "bias"
@@ -317,7 +348,12 @@ def _weights(model: PreTrainedModel) -> list[list[int | str]]:
 
 def saved(config: str, folder: str | None, pass_name: str) -> dict[str, Any]:
     """The fields of `Saved` for a pass that is named as in `Workload.saved`; the other arguments
-    are those of `facts`."""
+    are those of `facts`.
+
+    Raises:
+        UserError: the configuration makes no model, or the pass cannot be traced.
+    """
     model = _built(config, folder)
     with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
-        return Pass(model, _window(model)[0], pass_name).run()
+        window, _ = _window(model)
+        return Pass(model, window, pass_name).run()

@@ -61,19 +61,20 @@ class Method:
 
     @property
     def planned_only(self) -> list[str]:
-        """The flags of what this project cannot train with."""
+        """The flags of what this project cannot train with, each with its value."""
         usual = Method()
         flags = []
         for field in fields(self):
-            value = getattr(self, field.name)
+            # These say nothing without an adapter, whose flag is there already.
             if field.name.startswith("lora_"):
                 continue
+            value = getattr(self, field.name)
             if value != getattr(usual, field.name):
                 flags.append(f"--{field.name} {value}")
         return flags
 
     def fault_with(self, technique: Technique) -> str | None:
-        """Why a technique cannot train so; None where it can."""
+        """Why a technique cannot train by this method; None where it can."""
         if self.masters == BF16_MASTERS and not technique.uses_deepspeed:
             return "--masters bf16: is DeepSpeed's; give --masters none, or a technique of ZeRO"
         if self.masters == NO_MASTERS and technique.uses_deepspeed:
@@ -87,28 +88,30 @@ class Method:
 
 
 def planned_techniques(names: tuple[str, ...], method: Method, slots: int) -> list[Technique]:
-    """The techniques that are named, or all that this project trains with and the method can, in
-    their usual order.
+    """The techniques that are named or, without names, all of this project's that are planned and
+    can train by the method; in their usual order.
 
     Args:
-        slots: processes of a pod; what divides nothing otherwise with so few must be named.
+        slots: processes of a pod. A technique that would be the same as another one with so few
+            is left out, unless it is named.
 
     Raises:
-        UserError: a name is unknown, or the technique cannot train so.
+        UserError: a name is unknown, or its technique cannot train by the method.
     """
     if not names:
         possible = []
         for technique in TECHNIQUES:
-            is_other_than_the_rest = technique.least_slots <= slots
-            if technique.is_planned and is_other_than_the_rest:
+            differs_from_others = technique.least_slots <= slots
+            if technique.is_planned and differs_from_others:
                 possible.append(technique)
         return [technique for technique in possible if method.fault_with(technique) is None]
     usual_names = {technique.name for technique in TECHNIQUES}
-    others = {technique.name: technique for technique in PLANNED_ONLY}
+    planned_only = {technique.name: technique for technique in PLANNED_ONLY}
     requested = set[Technique]()
     for name in names:
-        if name in others and name not in usual_names:
-            technique = others[name]
+        # Once this project trains by a technique of such a name, that one is meant.
+        if name in planned_only and name not in usual_names:
+            technique = planned_only[name]
         else:
             technique = technique_named(name)
         fault = method.fault_with(technique)

@@ -16,7 +16,8 @@ from zeropods.techniques import Technique
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStates:
-    """Parameters, gradients and optimizer states of one process under a technique."""
+    """Parameters, gradients and optimizer states of one process under a technique, on the GPU and
+    in host memory."""
 
     technique: Technique
     pods: int

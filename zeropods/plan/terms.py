@@ -26,20 +26,22 @@ class Term:
     """One of `PARTS`."""
 
     @classmethod
-    def about(
-        cls, name: str, size: float, number: int, ranks: int = 1, part: str = "buffers"
+    def of(
+        cls, name: str, element_bytes: int, elements: int, ranks: int = 1, part: str = "buffers"
     ) -> Term:
-        """The same as `of` with elements of a broken number of bytes each."""
-        divided = f" / {ranks} ranks" if ranks > 1 else ""
-        formula = f"{size:.4g} B x {short(number)}{divided}"
-        return cls(name, round(size * share(number, ranks)), formula, part)
+        """The term of one rank's share of elements, each of so many bytes."""
+        divisor = f" / {ranks} ranks" if ranks > 1 else ""
+        formula = f"{element_bytes} B x {short(elements)}{divisor}"
+        return cls(name, element_bytes * share(elements, ranks), formula, part)
 
     @classmethod
-    def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
-        """The term of `number` elements of `size` bytes each, divided among `ranks` ranks."""
-        divided = f" / {ranks} ranks" if ranks > 1 else ""
-        formula = f"{size} B x {short(number)}{divided}"
-        return cls(name, size * share(number, ranks), formula, part)
+    def about(
+        cls, name: str, element_bytes: float, elements: int, ranks: int = 1, part: str = "buffers"
+    ) -> Term:
+        """The same as `of` where the bytes of an element are no whole number: it rounds both."""
+        divisor = f" / {ranks} ranks" if ranks > 1 else ""
+        formula = f"{element_bytes:.4g} B x {short(elements)}{divisor}"
+        return cls(name, round(element_bytes * share(elements, ranks)), formula, part)
 
 
 def total(terms: Iterable[Term], part: str | None = None) -> int:
@@ -48,8 +50,8 @@ def total(terms: Iterable[Term], part: str | None = None) -> int:
 
 
 def short(number: float) -> str:
-    """A count in a short form: `737.7 M`."""
-    for size, prefix in PREFIXES:
-        if number >= size:
-            return f"{number / size:.4g} {prefix}"
+    """A count in a short form: `737.7 M`; without a prefix below a thousand."""
+    for unit, prefix in PREFIXES:
+        if number >= unit:
+            return f"{number / unit:.4g} {prefix}"
     return f"{number:.4g}"

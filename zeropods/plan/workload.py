@@ -29,6 +29,7 @@ from zeropods.techniques import (
     TECHNIQUES,
     Technique,
     block,
+    lookup,
 )
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -47,13 +48,13 @@ Polynomial = Mapping[str, float]
 encoder-decoder, labels are the tokens of the target."""
 
 
-def value_at(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
+def value_at(polynomial: Polynomial, rows: float, tokens: float, labels: float) -> float:
     """The value of the polynomial at these sizes."""
-    total = 0.0
-    for powers, factor in terms.items():
-        of_rows, of_tokens, of_labels = map(int, powers)
-        total += factor * rows**of_rows * tokens**of_tokens * labels**of_labels
-    return total
+    value = 0.0
+    for exponents, coefficient in polynomial.items():
+        of_rows, of_tokens, of_labels = map(int, exponents)
+        value += coefficient * rows**of_rows * tokens**of_tokens * labels**of_labels
+    return value
 
 
 class Weight(NamedTuple):
@@ -91,12 +92,18 @@ class Saved(NamedTuple):
     """Number of linear layers with an adapter, in the same stacks."""
 
     def with_rank(self, rank: int) -> Saved:
-        """The same with adapters of a higher rank: each keeps its narrow output, in 16 bits."""
+        """The same with adapters of this rank; they were traced with rank 1.
+
+        Beside what it keeps at rank 1, an adapter keeps an element in 16 bits for each token and
+        each further rank: its narrow output.
+        """
         layers = list[Polynomial]()
         for side, polynomial in enumerate(self.layers):
-            tokens = "110" if side == 0 else "101"
-            more = 2 * (rank - 1) * self.adapted[side]
-            layers.append({**polynomial, tokens: polynomial.get(tokens, 0) + more})
+            # Rows x tokens in the encoder or the only stack, rows x labels in the decoder.
+            exponents = "110" if side == 0 else "101"
+            added_bytes = 2 * (rank - 1) * self.adapted[side]
+            coefficient = polynomial.get(exponents, 0) + added_bytes
+            layers.append({**polynomial, exponents: coefficient})
         return self._replace(layers=layers, adapter=rank * self.adapter)
 
 
@@ -161,7 +168,7 @@ class Shape:
 
     @cached_property
     def largest_matrix(self) -> int:
-        """Number of elements of the largest of them."""
+        """Number of elements of the largest matrix but embedding and head."""
         return max(weight.size for weight in self.weights if weight.kind == "matrix")
 
     @property
@@ -266,8 +273,8 @@ class ZeroSettings:
 
 
 def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
-    """The settings of an effective DeepSpeed configuration; DeepSpeed's own default where it has
-    none (zero/config.py).
+    """The settings of an effective DeepSpeed configuration; where a key is missing, DeepSpeed's own
+    default (zero/config.py), and not that of `ZeroSettings`. `nvme_buffers` is not read.
 
     Raises:
         UserError: a size is not a number of elements (`auto`, say), or what should be an object is
@@ -282,16 +289,21 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
 
     def elements(name: str, default: float) -> int:
         # A key of stage 3 may be written with or without `stage3_` before it.
-        name = f"stage3_{name}" if f"stage3_{name}" in zero else name
-        size = zero.get(name, default)
-        if type(size) not in (int, float) or not 0 <= size < math.inf:
-            raise UserError(f"zero_optimization.{name} {size!r:.60}; expected a number of elements")
-        return int(size)
+        key = f"stage3_{name}" if f"stage3_{name}" in zero else name
+        number = zero.get(key, default)
+        # A truth value is no number here, though it is an `int` of Python.
+        if type(number) not in (int, float) or not 0 <= number < math.inf:
+            raise UserError(
+                f"zero_optimization.{key} {number!r:.60}; expected a number of elements"
+            )
+        return int(number)
 
+    # `contiguous_gradients` is always on with offload (stage_1_and_2.py).
+    is_contiguous = bool(zero.get("contiguous_gradients", True)) or bool(optimizer)
     return ZeroSettings(
         reduce_elements=elements("reduce_bucket_size", 5e8),
         overlap=bool(overlap),
-        contiguous=bool(zero.get("contiguous_gradients", True)) or bool(optimizer),
+        contiguous=is_contiguous,
         multi_rank_all_reduce=zero.get("use_multi_rank_bucket_allreduce", True),
         prefetch_elements=elements("prefetch_bucket_size", 5e7),
         live_elements=min(
@@ -299,17 +311,18 @@ def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
         ),
         persistent_elements=elements("param_persistence_threshold", 1e5),
         sub_group_elements=elements("sub_group_size", 1e9),
-        secondary_ranks=_secondary_ranks(zero),
-        quantizes_weights=zero.get(QUANTIZED_WEIGHTS.rpartition(".")[2]) is True,
-        quantizes_gradients=zero.get(QUANTIZED_GRADIENTS.rpartition(".")[2]) is True,
+        secondary_ranks=_secondary_ranks(config),
+        quantizes_weights=lookup(config, QUANTIZED_WEIGHTS) is True,
+        quantizes_gradients=lookup(config, QUANTIZED_GRADIENTS) is True,
         on_nvme=optimizer.get("device") == NVME,
         pins=bool(optimizer.get("pin_memory", False)),
     )
 
 
-def _secondary_ranks(zero: Mapping[str, Any]) -> int:
-    """ZeRO++'s number of processes, where it is one: `auto` is replaced when a run starts."""
-    number = zero.get(HPZ.rpartition(".")[2], 1)
+def _secondary_ranks(config: Mapping[str, Any]) -> int:
+    """Among how many processes ZeRO++ divides parameters a second time; 1 where it does not, or
+    where the configuration says `auto`, which is replaced when a run starts."""
+    number = lookup(config, HPZ)
     return number if type(number) is int and number > 1 else 1
 
 
@@ -386,7 +399,8 @@ class Workload:
 
     @property
     def is_half(self) -> bool:
-        """Whether weights are BF16 or FP16, and are kept a second time as an FP32 master."""
+        """Whether weights and gradients are BF16 or FP16; `method` says whether there is a master
+        beside them."""
         return self.precision != "fp32" and not self.autocast
 
     @property
@@ -396,7 +410,8 @@ class Workload:
 
     @property
     def trained(self) -> int:
-        """Number of elements that are trained: the model's, or those of its adapters."""
+        """Number of elements that are trained: all of the model's or, with adapters, only
+        theirs."""
         if self.method.adapter is None:
             return self.shape.parameters
         return self.saved().adapter
@@ -418,14 +433,15 @@ class Workload:
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes of all weights that are not trained; what QLoRA does not quantise is BF16."""
+        """Bytes of all weights that are not trained, which are the whole model with adapters, and 0
+        without. QLoRA quantises matrices, and leaves all else in BF16."""
         shape = self.shape
         if self.method.adapter is None:
             return 0
         if self.method.adapter != QLORA:
             return self.element_bytes * shape.parameters
-        others = shape.parameters - shape.matrices
-        return round(NF4_BYTES * shape.matrices) + self.element_bytes * others
+        other_elements = shape.parameters - shape.matrices
+        return round(NF4_BYTES * shape.matrices) + self.element_bytes * other_elements
 
     @property
     def master_bytes(self) -> int:
@@ -433,20 +449,18 @@ class Workload:
         if self.technique.uses_deepspeed:
             return 2 if self.method.masters == BF16_MASTERS else MASTER
         # FSDP keeps FP32 weights and casts them; adapters are FP32 themselves.
-        is_stepped_itself = self.is_fsdp or self.method.adapter is not None
-        has_masters = self.is_half and self.method.masters == FP32_MASTERS
-        if is_stepped_itself or not has_masters:
+        if self.is_fsdp or self.method.adapter is not None:
             return 0
-        return MASTER
+        has_masters = self.is_half and self.method.masters == FP32_MASTERS
+        return MASTER if has_masters else 0
 
     @property
     def moment_bytes(self) -> float:
-        """Bytes of both moments of a trained element: they are of the type of what is stepped."""
+        """Bytes of both moments of a trained element: they have the type of what the optimizer
+        steps, the master or else the element itself, unless they are quantised."""
         if self.method.optimizer == EIGHT_BIT:
             return EIGHT_BIT_MOMENTS
-        stepped_bytes = self.master_bytes
-        if stepped_bytes == 0:
-            stepped_bytes = self.trained_bytes
+        stepped_bytes = self.master_bytes or self.trained_bytes
         return 2 * stepped_bytes
 
     @property
@@ -474,23 +488,27 @@ class Workload:
             return EAGER
         if not shape.is_decoder_only:
             return FUSED
-        if self.attention == "sdpa" and self.tokens >= (shape.window or self.tokens + 1):
+        reaches_window = shape.window is not None and self.tokens >= shape.window
+        if self.attention == "sdpa" and reaches_window:
             return MASKED
-        is_plain = self.precision == "fp32" or self.before_ampere
-        return PLAIN if shape.kv_heads < shape.heads and is_plain else FUSED
+        shares_keys = shape.kv_heads < shape.heads
+        has_flash_attention = self.precision != "fp32" and not self.before_ampere
+        if shares_keys and not has_flash_attention:
+            return PLAIN
+        return FUSED
 
     def saved(self) -> Saved:
-        """What one forward pass of this workload keeps for its backward pass."""
-        if self.autocast:
-            precision = "autocast"
-        elif self.is_half:
-            # FP16 has the same sizes.
-            precision = "bf16"
-        else:
-            precision = "fp32"
-        pass_name = f"{precision} {self.kernel}"
+        """What one forward pass of this workload keeps for its backward pass: traced at the first
+        call for a kind of pass, which takes seconds unless its facts are shipped or cached."""
         if self.method.adapter is not None:
             pass_name = f"lora {self.kernel} {self.method.lora_targets}"
+        elif self.autocast:
+            pass_name = f"autocast {self.kernel}"
+        elif self.is_half:
+            # FP16 has the same sizes.
+            pass_name = f"bf16 {self.kernel}"
+        else:
+            pass_name = f"fp32 {self.kernel}"
         # A dropout of None is the one that the model was published with.
         if self.shape.drops and self.dropout is not False:
             pass_name += " dropout"
@@ -500,33 +518,37 @@ class Workload:
         return traced.with_rank(self.method.lora_rank)
 
     def frozen_flops(self) -> float:
-        """FLOPs that a backward pass saves with adapters, whose products are added: frozen weights
-        have no gradient."""
+        """FLOPs by which a backward pass with adapters is shorter than one without: frozen weights
+        need no gradient, while the adapters' own products, forward and backward, are added. 0
+        without adapters."""
         if self.method.adapter is None:
             return 0.0
         shape = self.shape
         products = value_at(shape.products, 1, self.tokens, self.labels)
         frozen = FORWARD * self.batch_size * (products + shape.embedding * self.head_tokens)
-        return frozen - (FORWARD + BACKWARD) * self.batch_size * self.tokens * self.trained
+        added = (FORWARD + BACKWARD) * self.batch_size * self.tokens * self.trained
+        return frozen - added
 
     def flops(self) -> tuple[float, float]:
-        """Two numbers of FLOPs: of a forward and backward pass, a third of them forward; and of
-        what checkpointing computes again, 0 without it.
+        """FLOPs of a forward and backward pass, a third of them forward; and FLOPs of what
+        checkpointing computes again in the backward pass, 0 without it.
 
         Padding is computed too. With a mask, and where scores are kept, the whole square of
         attention is computed, at least twice what is needed.
         """
         whole = self.kernel != FUSED or self.shape.is_encoder_only
-        once = self.shape.training_flops(self.tokens, self.labels, whole=whole)
+        of_a_row = self.shape.training_flops(self.tokens, self.labels, whole=whole)
+        # `training_flops` has the head only where there is a label.
         unlabelled = self.head_tokens - self.labels
-        once += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled
-        again = 0.0
+        of_a_row += (FORWARD + BACKWARD) * self.shape.embedding * unlabelled
+        recomputed_of_a_row = 0.0
         if self.checkpointing:
-            again = FORWARD * self.shape.layer_products(self.tokens, self.labels, whole=whole)
-        return self.batch_size * once, self.batch_size * again
+            products = self.shape.layer_products(self.tokens, self.labels, whole=whole)
+            recomputed_of_a_row = FORWARD * products
+        return self.batch_size * of_a_row, self.batch_size * recomputed_of_a_row
 
 
 def share(number: int, ranks: int) -> int:
-    """Number of elements of one rank's share; the last partition is padded to the size of the
-    others."""
+    """Number of elements, or bytes, of one rank's share, rounded up: the last rank's is padded to
+    the size of the others."""
     return -(-number // ranks)
