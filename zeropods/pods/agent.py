@@ -63,6 +63,7 @@ HOW_TO_START = (
     "--count N"
 )
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
+"""Environment variables in which a backend tells a worker its id; the first that is set counts."""
 POD_GRACE_SECONDS = 2.0
 """Seconds from SIGTERM to SIGKILL when the pod ends."""
 AGENT_END_SECONDS = 10.0
@@ -72,7 +73,8 @@ PROGRAMS_OF_SSHD = ("sshd", "ssh-keygen")
 """Programs without which a pod has no sshd; then its agent alone starts what is run on it."""
 FAILURE_SECONDS = 5.0
 """Seconds that the master has to take the reason why there is no pod."""
-LONG_SECONDS = 86_400.0
+LONGEST_WAIT_SECONDS = 86_400.0
+"""Longest single wait of the warden for a signal, since `sigtimedwait` takes no infinite time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +103,21 @@ class Orders:
 
 
 def main(modules: Modules) -> int:
-    """Run as a pod until it ends and return the exit status; `UserError` where its orders are
-    wrong.
+    """Run as a pod until it ends and return the exit status.
 
     The process forks before it does any of a pod's work: the parent, the warden, has nothing to do
-    but to outlive the agent and to end the processes that the agent had under it.
+    but to outlive the agent and to end the processes that the agent had under it. Both return from
+    here, each in its own process.
 
     Args:
         modules: what the pod runs as processes of their own.
+
+    Raises:
+        UserError: the orders are wrong, or the pod could not be registered.
     """
     is_bound_to_stdin = sys.argv[1:] == [BY_STDIN]
     if is_bound_to_stdin:
+        # First, since the orders are in one of the variables that come on stdin.
         secret = _take_from_stdin()
         orders = _take_orders()
     else:
@@ -119,6 +125,7 @@ def main(modules: Modules) -> int:
         secret = read_secret(orders.secret_file)
     if orders.gpus is not None:
         os.environ[VISIBLE] = orders.gpus
+    # What the agent leaves behind becomes a child of the warden, which then finds and ends it.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     folder = processes.make_private_folder(processes.POD)
     # Blocked until the warden waits for them and the agent has its handlers.
@@ -133,9 +140,11 @@ def main(modules: Modules) -> int:
         # A signal to the warden's group must not kill both: one of them has to clean up.
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
+        # A fork does not inherit this: the agent finds what its own processes leave behind.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         return asyncio.run(_Agent(orders, secret, folder, modules).live())
     finally:
+        # The warden does this too, for an agent that is killed.
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -165,7 +174,8 @@ def read_secret(path: str | Path) -> bytes:
 
 
 def _take_from_stdin() -> bytes:
-    """Read a `stdin_message`: set the environment variables in it, and return the secret."""
+    """Read a `stdin_message`: set the environment variables in it, and return the secret;
+    `UserError` where stdin has no such line."""
     line = sys.stdin.buffer.readline()
     try:
         message = json.loads(line)
@@ -177,7 +187,7 @@ def _take_from_stdin() -> bytes:
 
 def _take_orders() -> Orders:
     """Take the orders out of the environment, so that processes that this one starts do not inherit
-    them."""
+    them; `UserError` where there are none, or another version's."""
     text = os.environ.pop(ORDERS, "")
     if not text:
         raise UserError(f"worker_p.py: no orders; {HOW_TO_START}")
@@ -197,13 +207,13 @@ def _worker_id() -> str:
 
 
 class PodEndedError(Exception):
-    """The pod has to end."""
+    """The pod has to end, be it in order or after a failure."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason, status)
         self.reason = reason
         self.status = status
-        """The exit status."""
+        """The pod's exit status: 0 where it ends in order, else 1."""
 
 
 class _Agent:
@@ -227,9 +237,10 @@ class _Agent:
 
     async def live(self) -> int:
         """Run the pod, from its registration to the end of everything under this process; return
-        the exit status."""
+        the exit status. `UserError` where the pod could not be registered."""
         loop = asyncio.get_running_loop()
-        self._ending = loop.create_future()
+        self._ending: asyncio.Future[None] = loop.create_future()
+        """Gets a `PodEndedError` once the pod has to end."""
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in ENDING:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
@@ -239,6 +250,8 @@ class _Agent:
         threading.Thread(target=show_life, args=(self._orders.secret_file,), daemon=True).start()
         tasks = [asyncio.create_task(work) for work in (self._register(), self._leases.watch())]
         try:
+            # This never returns, since watching has no end: it raises what is put in `_ending`, or
+            # the error of a task.
             await asyncio.gather(*tasks, self._ending)
         except PodEndedError as ended:
             reason = ended.reason
@@ -251,19 +264,21 @@ class _Agent:
             if self._sshd is not None:
                 self._sshd.kill()
             await self._server.close()
-            processes.end(_below, POD_GRACE_SECONDS)
+            processes.end(_living_descendants, POD_GRACE_SECONDS)
         self._say(f"ended: {reason}")
         return status
 
     async def _register(self) -> None:
-        """Start sshd if there is one, register this pod with its master, and begin the lease that
-        keeps it up."""
+        """Start sshd if there is one, register this pod with its master, wait until all pods of the
+        cluster have registered, and begin the lease that keeps this one up; `UserError` where any
+        of this fails."""
         orders = self._orders
         await self._server.open(self._sock)
         try:
             ssh_port = await self._start_sshd()
         except UserError as error:
-            # The master is told why, since it cannot read every worker's log.
+            # The master is told why, since it cannot read every worker's log. If it cannot be told,
+            # this worker's end tells it that something failed.
             failure = {"failed": str(error)}
             with suppress(WireError):
                 await ask(*orders.master, self._secret, REGISTRATION, failure, FAILURE_SECONDS)
@@ -277,6 +292,7 @@ class _Agent:
             host_key=self._host_key,
             control_port=self._port,
         )
+        # A pod waits no longer for a master that is gone than its lease would let it live.
         gone_seconds = min(MASTER_GONE_SECONDS, orders.lease_seconds)
         await register(
             orders.master, self._secret, pod, orders.register_seconds, gone_seconds=gone_seconds
@@ -289,7 +305,7 @@ class _Agent:
 
     async def _start_sshd(self) -> int | None:
         """Start sshd and return its port; None where the orders have no key, or this pod lacks the
-        programs."""
+        programs. Sets the host key and the process, which are None without sshd."""
         orders = self._orders
         has_programs = all(map(find_program, PROGRAMS_OF_SSHD))
         if orders.authorized_key is None or not has_programs:
@@ -301,22 +317,28 @@ class _Agent:
         return ssh_port
 
     async def _answer(self, request: Message, peer: str) -> Message:
-        """Answer a peer that knows the cluster's secret: about a run where the request names one,
-        else about the pod.
-
-        `forks` in a renewal says whether the ranks of the run can be forked here.
-        """
+        """Answer a peer that knows the cluster's secret, and count that as a use of the pod; a
+        refusal is answered as `error`."""
         answer: Message
         try:
-            answer = await self._answer_of(request)
+            answer = await self._do(request)
         except RefusedOrderError as error:
             answer = {"error": str(error)}
         self._leases.use()
         return answer
 
-    async def _answer_of(self, request: Message) -> Message:
+    async def _do(self, request: Message) -> Message:
+        """Do what a request asks for, about a run where it names one in `run`, else about the pod;
+        return the answer.
+
+        `forks` in a renewal says whether the ranks of the run can be forked here.
+
+        Raises:
+            RefusedOrderError: something that it asks to start may not or cannot be started.
+        """
         answer: Message
-        # Without this, a request about a run that has no name would be one about the pod.
+        # A run whose name is no string matches none of the cases for runs: a request to end it
+        # would be taken for one to end the pod.
         if not isinstance(request.get("run", ""), str):
             return _not_known(request)
         match request:
@@ -331,7 +353,7 @@ class _Agent:
                 self._leases.ask_for_stacks(run)
                 answer = {}
             case {"do": "launch", "run": run, "launcher": dict(fields)}:
-                # A run that has ended is refused, and one that is new gets the usual lease.
+                # A run that has ended is answered with an error, and one that is new gets a lease.
                 answer = self._leases.renew_run(run, RUN_SECONDS)
                 if "error" not in answer:
                     await self._started.launch(run, fields)
@@ -347,7 +369,8 @@ class _Agent:
                 seconds = request.get("seconds", 0.0)
                 answer = await self._started.check(module, arguments, folder, variables, seconds)
             case {"do": "end"}:
-                # The answer is sent before the tasks that wait for the end have their turn.
+                # This only wakes the task that closes the server; the answer is sent before that
+                # task has its turn.
                 self._end("it was asked to")
                 answer = {"ending": True}
             case {"do": "renew"}:
@@ -366,7 +389,7 @@ class _Agent:
             return
         socket_path = self._folder / FORKS
         name, value = processes.PLACE
-        # Without this server, ranks start as new processes.
+        # Where it cannot be started, ranks start as new processes instead.
         with suppress(OSError):
             socket_path.unlink(missing_ok=True)
             self._fork_server = processes.start_bound(
@@ -378,6 +401,7 @@ class _Agent:
             )
 
     def _daemons(self) -> list[int]:
+        """Pids of the pod's sshd and of the server that forks ranks, as far as they run."""
         pids = []
         # sshd is not polled: polling could collect its exit status before `_reap` does.
         if self._sshd is not None:
@@ -387,21 +411,22 @@ class _Agent:
         return pids
 
     def _end(self, reason: str, status: int = 0) -> None:
-        """Let the pod end; only the first reason counts."""
+        """Let the pod end, with this exit status; only the first reason counts."""
         if not self._ending.done():
             self._ending.set_exception(PodEndedError(reason, status))
 
     def _reap(self) -> None:
+        """Reap the children that have ended and note it; let the pod end where its sshd did."""
         ended = processes.reap()
         self._started.note_ended(ended)
         if self._sshd is not None and self._sshd.pid in ended:
             status = ended[self._sshd.pid]
             self._end(f"its sshd ended with status {status}: {sshd_last_words(self._folder)}", 1)
 
-    def _say(self, what: str) -> None:
+    def _say(self, message: str) -> None:
         # The process that started this pod and reads its output may be gone.
         with suppress(OSError):
-            print(f"pod {self._orders.address}: {what}", flush=True)
+            print(f"pod {self._orders.address}: {message}", flush=True)
 
 
 def _not_known(request: Message) -> Message:
@@ -410,8 +435,8 @@ def _not_known(request: Message) -> Message:
     return {"error": f"{shown}: not a known request; {OTHER_VERSION}"}
 
 
-def _below() -> list[Process]:
-    """The processes that live below this one; those that have ended are reaped."""
+def _living_descendants() -> list[Process]:
+    """The processes below this one, after those of its children that have ended were reaped."""
     processes.reap()
     return descendants(os.getpid())
 
@@ -420,8 +445,19 @@ def _below() -> list[Process]:
 
 
 def _guard(agent: int, pod: str, folder: Path) -> int:
-    """Pass signals on to the agent, outlive it, and end the processes that it left; return the exit
-    status of both."""
+    """Outlive the agent, and kill the processes that it has left.
+
+    The first signal that asks this process to end is passed on to the agent as SIGTERM, and an
+    agent that has not ended `AGENT_END_SECONDS` later is killed with all others.
+
+    Args:
+        agent: its pid.
+        pod: how messages on stderr name the pod.
+        folder: the pod's private folder, which is removed.
+
+    Returns:
+        The agent's exit status where that is 0 or 1 and no process is left, else 1.
+    """
     deadline = math.inf
     status = None
     try:
@@ -430,22 +466,22 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
             now = time.monotonic()
             if status is not None or now >= deadline:
                 break
-            patience = min(deadline - now, LONG_SECONDS)
-            received = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
+            wait_seconds = min(deadline - now, LONGEST_WAIT_SECONDS)
+            received = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, wait_seconds)
             is_asked_to_end = received is not None and received.si_signo in ENDING
             if is_asked_to_end and deadline == math.inf:
                 deadline = time.monotonic() + AGENT_END_SECONDS
                 os.kill(agent, signal.SIGTERM)
     finally:
-        is_clean = processes.end(_below, 0.0) == 0
+        is_clean = processes.end(_living_descendants, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
-    how = None
+    fault = None
     if status is None:
-        how = f"did not end in {AGENT_END_SECONDS:.0f} s"
+        fault = f"did not end in {AGENT_END_SECONDS:.0f} s"
     elif status < 0:
-        how = f"was killed by signal {-status}"
-    if how is not None:
-        line = f"{pod}: the agent {how}; everything under it was killed"
+        fault = f"was killed by signal {-status}"
+    if fault is not None:
+        line = f"{pod}: the agent {fault}; everything under it was killed"
         print(line, file=sys.stderr, flush=True)
     if not is_clean:
         line = f"{pod}: processes hang in the kernel and did not end on SIGKILL"
@@ -456,8 +492,8 @@ def _guard(agent: int, pod: str, folder: Path) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Ask this process to end when the connection to the process that started it ends, for whatever
-    reason."""
+    """Read stdin to its end, and then send this process SIGTERM: the connection to the process that
+    started it has ended, for whatever reason."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -35,6 +35,7 @@ that started it, whose renewals alone prolong it, and 30 s after that process no
 HAS_ENDED = "has ended"
 """Part of the answer to a supervisor that renews a run which has ended."""
 CHECK_SECONDS = 1.0
+"""Seconds between two checks of what has a lease."""
 DELAY_SECONDS = 0.5
 """Seconds by which a check may come too late."""
 RUN_SECONDS = 9.0
@@ -80,8 +81,10 @@ class Leases:
         self._kind = ""
         self._seconds = math.inf
         self._lease_end = math.inf
+        """When the pod's own lease runs out, by the monotonic clock; never, until it is opened."""
         self._runs: dict[str, RunState] = {}
         self._tasks: set[asyncio.Task[dict[str, object]]] = set()
+        """Tasks that end runs, kept here since the event loop does not keep them alive."""
 
     def open(self, kind: str, seconds: float) -> None:
         """Begin the pod's own lease, of kind `kernel` or `idle`."""
@@ -101,16 +104,20 @@ class Leases:
             self.renew()
 
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
-        """Open a run or prolong its lease; return its processes now, the most at one time and its
-        OOM kills or, once it has ended, that as an error.
+        """Open a run, or prolong its lease to `seconds` from now.
 
         A lease that has run out can still be renewed until a check notices it.
+
+        Returns:
+            `processes`, the number of its processes now; `seen`, the most at one time; and
+            `oom_kills`, those since it was opened, None where the kernel does not count them. Once
+            the run has ended, an `error` alone.
         """
-        run = self._opened(name, seconds)
+        run = self._state_of(name, seconds)
         if run.has_ended:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.lease_end = time.monotonic() + seconds
-        processes = self._noted_processes().runs.get(name, ())
+        processes = self._note_processes().runs.get(name, ())
         return {
             "processes": len(processes),
             "seen": run.most_processes,
@@ -119,12 +126,17 @@ class Leases:
 
     def ask_for_stacks(self, name: str) -> None:
         """Ask a run's ranks for the stacks of their threads."""
-        ask_for_stacks(self._noted_processes().runs.get(name, ()))
+        ask_for_stacks(self._note_processes().runs.get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
-        """End a run for good: SIGTERM, later SIGKILL; return how many of its processes are left,
-        and its OOM kills."""
-        run = self._opened(name, 0.0)
+        """End a run for good, so that it cannot be renewed: SIGTERM to its processes, and SIGKILL
+        to those that are left `grace_seconds` later.
+
+        Returns:
+            `left`, the number of processes that hang in the kernel; and `oom_kills`, as
+            `renew_run` does.
+        """
+        run = self._state_of(name, 0.0)
         run.has_ended = True
         run.ending += 1
 
@@ -138,13 +150,18 @@ class Leases:
         return {"left": left, "oom_kills": oom_kills_since(run.oom_kills_before)}
 
     def status(self) -> dict[str, object]:
-        """Runs that are open or have processes, with their process counts, and the seconds left of
-        the pod's lease."""
-        processes = self._noted_processes().runs
+        """The state of the pod.
+
+        Returns:
+            `runs`, the number of processes of each run that is open or has processes, by its name;
+            and `lease_seconds_left`, the seconds until the pod's own lease runs out, None where it
+            has none yet.
+        """
+        processes_of_runs = self._note_processes().runs
         open_runs = {name for name, run in self._runs.items() if not run.has_ended}
-        counts = {
-            name: len(processes.get(name, ())) for name in sorted(open_runs | processes.keys())
-        }
+        counts = {}
+        for name in sorted(open_runs | processes_of_runs.keys()):
+            counts[name] = len(processes_of_runs.get(name, ()))
         seconds_left = None
         if self._lease_end != math.inf:
             seconds_left = round(self._lease_end - time.monotonic(), 3)
@@ -162,35 +179,39 @@ class Leases:
             self._check()
 
     def _check(self) -> None:
-        """Begin to end what no longer has a lease; an open run or session uses the pod."""
-        running, sessions = self._noted_processes()
+        """Begin to end runs without a lease, and the pod where it has none; count an open run or
+        session as a use of the pod."""
+        processes_of_runs, sessions = self._note_processes()
         for name, run in self._runs.items():
             if run.lease_end <= time.monotonic():
                 run.has_ended = True
-            if run.has_ended and not run.ending and name in running:
+            # Its lease has just run out, or processes have come since it was ended.
+            if run.has_ended and not run.ending and name in processes_of_runs:
                 task = asyncio.create_task(self.end_run(name, LEASE_GRACE_SECONDS))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        is_run_open = any(run.ending or not run.has_ended for run in self._runs.values())
-        if sessions or is_run_open:
+        is_any_run_open = any(run.ending or not run.has_ended for run in self._runs.values())
+        if sessions or is_any_run_open:
             self.use()
         if self._lease_end <= time.monotonic():
-            neglect = "renewed" if self._kind == KERNEL_LEASE else "used"
-            self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
+            missed = "renewed" if self._kind == KERNEL_LEASE else "used"
+            self._end(f"its {self._kind} lease was not {missed} for {self._seconds:g} s")
 
-    def _noted_processes(self) -> PodProcesses:
-        """What lives on the pod now. Each run's number of processes is noted, and a run that nobody
-        has opened yet is opened with a short lease."""
+    def _note_processes(self) -> PodProcesses:
+        """Look at what lives on the pod and return it. The most processes of each run at one time
+        are noted, and a run that nobody has opened yet is opened with a short lease."""
         living = pod_processes(self._daemons())
         for name, processes in living.runs.items():
-            run = self._opened(name, STRANGER_SECONDS)
+            run = self._state_of(name, STRANGER_SECONDS)
             run.most_processes = max(run.most_processes, len(processes))
         return living
 
-    def _opened(self, name: str, seconds: float) -> RunState:
-        """The state of a run: a new one is opened with a lease of so many seconds, one that is
-        known keeps its own."""
-        return self._runs.setdefault(name, RunState(time.monotonic() + seconds))
+    def _state_of(self, name: str, seconds: float) -> RunState:
+        """The state of a run. One that is not known is opened with a lease of so many seconds; one
+        that is known keeps its lease."""
+        if name not in self._runs:
+            self._runs[name] = RunState(time.monotonic() + seconds)
+        return self._runs[name]
 
 
 class PodProcesses(NamedTuple):
@@ -211,12 +232,14 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
             forks ranks, if it has started one.
     """
     agent = os.getpid()
+    # Without daemons, a pod on a kernel that tells no children would always look idle.
     if daemons and _is_idle(agent, daemons):
         return PodProcesses({}, 0)
     run_of: dict[int, str] = {}
     runs: dict[str, list[Process]] = {}
     sessions = 0
     for process in descendants(agent):
+        # A process that has ended meanwhile is left out.
         with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
             # The nearest mark counts: the process's own, or that of a process above it.
@@ -233,8 +256,11 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
 
 
 def _is_idle(agent: int, daemons: Sequence[int]) -> bool:
-    """Whether only daemons with nothing below them live below an agent: an idle pod checks every
-    second, and need not read a process tree for it."""
+    """Whether nothing lives below an agent but its daemons, and nothing below these.
+
+    This spares an idle pod reading its process tree every second. False too where the kernel does
+    not tell a process's children.
+    """
     if sorted(child_pids(agent)) != sorted(daemons):
         return False
     return not any(map(child_pids, daemons))

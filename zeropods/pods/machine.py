@@ -59,9 +59,9 @@ def name_of_process(kind: str) -> str:
 
 
 def show_life(file: str) -> None:
-    """Touch a file in the cluster's folder for ever; a host of the user's own may have no such
-    file."""
+    """Touch a file in the cluster's folder for ever, every `LIFE_SECONDS`; it never returns."""
     while True:
+        # A host of the user's own may have no such file, and a file server may fail for a while.
         with suppress(OSError):
             os.utime(file)
         time.sleep(LIFE_SECONDS)
@@ -71,5 +71,6 @@ def seconds_of_silence(folder: Path) -> float:
     """Seconds since anything in a cluster's folder was last changed or touched, by the clock of its
     file system."""
     newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    # A new file on the same file system has the time of that clock, which may not be ours.
     with tempfile.TemporaryFile(dir=folder.parent) as file:
         return os.fstat(file.fileno()).st_mtime - newest

@@ -19,6 +19,7 @@ NO_FAILURE = ""
 """The outcome once all pods are there; another text says why they never will be."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
+"""Seconds from a pod's failed try to register to its next one, which double with each try."""
 ASK_SECONDS = 60.0
 """Seconds to wait for the master's answer: a connection that dies while all wait would not be
 noticed otherwise."""
@@ -29,9 +30,9 @@ MASTER_GONE_SECONDS = 30.0
 """Seconds without a master, which fails every connection at once, until a pod gives up: a pod may
 start long after the process that has asked for it is gone."""
 FAREWELL_SECONDS = 2.0
+"""Seconds that pods have to take the master's last answer when it leaves."""
 OTHER_FILES = 1_024
-"""File descriptors left for strangers and the rest of the process; a pod that reconnects has two
-connections."""
+"""File descriptors left for strangers and the rest of the process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ async def register(
             the pod tries again.
         secret: the cluster's secret; it proves both sides to each other and is never sent.
         seconds: time within which the master's answer has to arrive.
-        gone_seconds: time for which connections may fail at once, one after the other.
+        gone_seconds: time for which every connection may fail at once; then the master is gone.
 
     Raises:
         UserError: the master does not answer in time, is gone, or refuses the pod.
@@ -78,25 +79,30 @@ async def register(
     clock = asyncio.get_running_loop().time
     began = clock()
     deadline = began + seconds
-    alive_at = began
+    master_alive_at = began
     pause = FIRST_PAUSE_SECONDS
     while True:
         asked_at = clock()
+        ask_seconds = min(ASK_SECONDS, deadline - asked_at)
         try:
-            # A master that starts many pods may greet late.
-            left = min(ASK_SECONDS, deadline - asked_at)
+            # A master that starts many pods may greet late: the greeting may take all of the time.
             answer = await ask(
-                *master, secret, REGISTRATION, asdict(pod), left, greeting_seconds=left
+                *master,
+                secret,
+                REGISTRATION,
+                asdict(pod),
+                ask_seconds,
+                greeting_seconds=ask_seconds,
             )
             break
         except WireError as error:
             now = clock()
             # A connection that lasted was to a master that waits for other pods.
             if now - asked_at > LASTING_SECONDS:
-                alive_at = now
-            gives_up_at = min(deadline, alive_at + gone_seconds)
-            if now + pause >= gives_up_at:
-                waited = seconds if gives_up_at == deadline else now - began
+                master_alive_at = now
+            give_up_at = min(deadline, master_alive_at + gone_seconds)
+            if now + pause >= give_up_at:
+                waited = seconds if give_up_at == deadline else now - began
                 reason = f"no answer from the master in {round(waited, 1):g} s ({error})"
                 remedy = "is it up and reachable, and does this pod have its cluster's secret?"
                 raise UserError(f"{place}: {reason}; {remedy}") from None
@@ -127,11 +133,14 @@ class Rendezvous:
         self._pods: dict[str, Pod] = {}
         """Pods that have registered, by the id of their worker."""
         self._outcome = Future[str]()
-        """Reason why the cluster does not come up; empty where all pods are there."""
-        self._left = threading.Event()
+        """Why the cluster does not come up, or `NO_FAILURE` where all pods are there; it has no
+        result as long as pods are waited for."""
+        self._is_over = threading.Event()
+        """Set when the caller leaves the `with` block."""
         self._server = Server(secret, REGISTRATION, self._attend, crowd=2 * count)
 
     def __enter__(self) -> Rendezvous:
+        # A pod that reconnects has two connections, and as many may come that are unproven.
         allow_open_files(4 * self._count + OTHER_FILES)
         sock = listening_socket(self._address, self._port)
         self.port: int = sock.getsockname()[1]
@@ -140,7 +149,7 @@ class Rendezvous:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.set()
+        self._is_over.set()
         self._thread.join()
 
     @property
@@ -149,7 +158,8 @@ class Rendezvous:
         return frozenset(self._pods.copy())
 
     def forget(self, worker: str) -> None:
-        """Wait for another pod in the place of this worker's, which has ended."""
+        """Forget the pod of this worker, which has ended, so that another one is waited for in its
+        place."""
         # Taking out one entry is a single step: the loop sees the pod or does not.
         self._pods.pop(worker, None)
 
@@ -170,8 +180,11 @@ class Rendezvous:
     # From here on everything runs in the event loop, so that nothing needs a lock.
 
     async def _attend(self, request: Message, peer: str) -> Message:
-        """Admit a pod, and answer it once all are there; a pod that lost its connection registers
-        again."""
+        """Admit a pod, or note why a worker cannot be one, and answer once the outcome is settled:
+        with nothing, or with `refused` and the reason.
+
+        A pod that lost its connection registers again, and takes its own place.
+        """
         if "failed" in request:
             self._settle(f"pod at {peer}: {request['failed']}")
             return {}
@@ -198,7 +211,7 @@ class Rendezvous:
         """Serve until the caller leaves; then tell the pods that still wait, and end all
         connections and the server."""
         await self._server.open(sock)
-        await asyncio.to_thread(self._left.wait)
+        await asyncio.to_thread(self._is_over.wait)
         self._settle("it waits for no more pods")
         await self._server.close(FAREWELL_SECONDS)
 

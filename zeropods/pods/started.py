@@ -87,10 +87,12 @@ class Started:
 
     Its output is handed out in pieces with numbers. A piece is kept until the next one is asked
     for, so that nothing is lost with a connection.
+
+    Args:
+        popen: the process, which writes to a pipe. Whoever reaps it calls `note_end`.
     """
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        """`popen`: it writes to a pipe, and whoever reaps it calls `note_end`."""
         self.pid = popen.pid
         self._popen = popen
         self._reader = asyncio.StreamReader()
@@ -99,8 +101,11 @@ class Started:
         self._ended_at: float | None = None
         self._ended = asyncio.Event()
         self._piece = b""
+        """The piece that was handed out last."""
         self._number = 0
+        """The number of this piece, from 1; 0 before the first one."""
         self._turn = asyncio.Lock()
+        """Lets one answer about the output be made at a time."""
 
     async def open(self) -> None:
         """Begin to read what the process writes."""
@@ -141,14 +146,20 @@ class Started:
             self._transport.close()
 
     async def answer(self, received: int) -> Message:
-        """The piece after the one with the number `received`, waiting for it for a while.
+        """Hand out the next piece of output, for which this waits up to `HOLD_SECONDS`; or the last
+        piece once more, where it was not received.
+
+        Args:
+            received: number of the last piece that the master has received, 0 for none.
 
         Returns:
-            `output`, its bytes in base64, empty where there is none yet; `number`, that of the
-            piece; and `status`, the exit status once everything has been handed out, else None.
+            `output`, the bytes of the piece in base64, empty where there is none yet; `number`,
+            that of the piece; and `status`, the exit status once everything has been handed out,
+            else None.
         """
         async with self._turn:
             status = None
+            # Otherwise the answer with the last piece was lost on its way: send it again.
             if received == self._number:
                 self._piece = await self._read()
                 if self._piece:
@@ -162,36 +173,40 @@ class Started:
             }
 
     async def _read(self) -> bytes:
-        """Some output; none where the process writes nothing for a while, or has ended."""
+        """Wait for output and return it; none where nothing comes within `HOLD_SECONDS`, or within
+        `DRAIN_SECONDS` once the process has ended."""
         seconds = DRAIN_SECONDS if self.has_ended else HOLD_SECONDS
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 piece = await self._reader.read(PIECE_BYTES)
                 if piece:
                     return piece
-                # It has closed its output, and is about to end.
+                # The process has closed its output, and is about to end.
                 await self._ended.wait()
         return b""
 
     async def to_end(self, seconds: float) -> tuple[int, bytes]:
-        """Wait until the process has ended, and kill it where that takes longer than `seconds`.
+        """Read what the process writes until it has ended; kill it where that takes longer than
+        `seconds`, or where this task is cancelled.
 
         Returns:
-            The exit status, negative for a signal, and the last bytes of what it wrote.
+            The exit status, negative for a signal, and the last `MOST_OUTPUT_BYTES` of what it
+            wrote.
         """
         output = b""
         try:
-            async with asyncio.timeout(seconds):
-                while piece := await self._reader.read(PIECE_BYTES):
-                    output = (output + piece)[-MOST_OUTPUT_BYTES:]
-                await self._ended.wait()
-        except TimeoutError:
-            self.kill()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while piece := await self._reader.read(PIECE_BYTES):
+                        output = (output + piece)[-MOST_OUTPUT_BYTES:]
+                    await self._ended.wait()
         finally:
             self.kill()
             self.close()
-        status = -signal.SIGKILL if self._status is None else self._status
-        return status, output
+        if self._status is None:
+            # It was killed just now, and has not been reaped yet.
+            return -signal.SIGKILL, output
+        return self._status, output
 
 
 class StartedProcesses:
@@ -214,22 +229,24 @@ class StartedProcesses:
         """The launchers by the names of their runs."""
 
     def note_ended(self, statuses: Mapping[int, int]) -> None:
-        """Note which processes have ended: `statuses` of those that the agent has reaped, by
-        pid."""
+        """Note which processes have ended: `statuses` has the exit statuses of all that the agent
+        has reaped, by pid."""
         for pid, status in statuses.items():
             started = self._running.pop(pid, None)
+            # The agent reaps others too, such as sshd.
             if started is not None:
                 started.note_end(status)
 
     async def launch(self, run: str, fields: Mapping[str, Any]) -> None:
-        """Start DeepSpeed's launcher of a run on this pod.
+        """Start DeepSpeed's launcher of a run on this pod, and forget those that ended long ago.
 
         Args:
+            run: name of the run, by which `output` is asked for later.
             fields: those of a `LauncherOrder`.
 
         Raises:
-            RefusedOrderError: the run has a launcher, the order is not one of this version, or its
-                script is none of the project folder's.
+            RefusedOrderError: the run had a launcher before, the order is not one of this version,
+                its script is not in the project folder, or the process cannot be started.
         """
         order = _launcher_order(fields)
         if run in self._launchers:
@@ -241,8 +258,8 @@ class StartedProcesses:
             remedy = "copy the script there, or launch it over pdsh"
             raise RefusedOrderError(f"{script}: {reason}; {remedy}")
         self._forget_old_launchers()
-        argv = [
-            *(sys.executable, "-u", "-m", *self._modules.launcher),
+        argv = [sys.executable, "-u", "-m", *self._modules.launcher]
+        argv += [
             f"--world_info={world_info(order.world)}",
             f"--node_rank={order.node_rank}",
             f"--master_addr={order.master_addr}",
@@ -250,15 +267,15 @@ class StartedProcesses:
             order.script,
             *order.arguments,
         ]
-        # By its mark the launcher is found and ended with its run.
+        # This marks the launcher as the run's: the agent ends it with the run.
         variables = {**order.variables, RUN: run}
         started = self._start(argv, order.folder, variables, subprocess.STDOUT)
         self._launchers[run] = started
         await started.open()
 
     async def output(self, run: str, received: int) -> Message:
-        """What a run's launcher has written, as `Started.answer`; `RefusedOrderError` where it has
-        none."""
+        """The next piece of what a run's launcher has written, as `Started.answer` hands it out;
+        `RefusedOrderError` where the run has no launcher here, or it was forgotten."""
         launcher = self._launchers.get(run)
         if launcher is None:
             raise RefusedOrderError(f"run {run}: has no launcher here")
@@ -272,13 +289,19 @@ class StartedProcesses:
         variables: Mapping[str, str],
         seconds: float,
     ) -> Message:
-        """Run a module that checks this pod, to its end or for `seconds`.
+        """Run a module that checks this pod; kill it where it takes longer than `seconds`.
 
         Args:
-            folder: its working folder; `/` where there is no such folder.
+            folder: its working folder; `/` is taken where this one cannot be read.
+            variables: environment variables, in addition to those of every session on the pod.
 
         Returns:
-            `status`, negative for a signal, `output` and `errors`: their last characters.
+            `status`, the exit status, negative for a signal; `output` and `errors`, the last
+            characters that it wrote to stdout and to stderr.
+
+        Raises:
+            RefusedOrderError: the module is none that checks a pod, a value is not of its kind, or
+                the process cannot be started.
         """
         if module not in self._modules.checks:
             known = ", ".join(self._modules.checks)
@@ -299,16 +322,17 @@ class StartedProcesses:
             started = self._start(argv, folder, variables, errors)
             await started.open()
             status, output = await started.to_end(seconds)
-            size = errors.seek(0, os.SEEK_END)
-            errors.seek(max(0, size - MOST_ERROR_BYTES))
-            written = errors.read(MOST_ERROR_BYTES)
+            error_bytes = errors.seek(0, os.SEEK_END)
+            errors.seek(max(0, error_bytes - MOST_ERROR_BYTES))
+            last_errors = errors.read(MOST_ERROR_BYTES)
         return {
             "status": status,
             "output": output.decode(errors="replace"),
-            "errors": written.decode(errors="replace"),
+            "errors": last_errors.decode(errors="replace"),
         }
 
     def _forget_old_launchers(self) -> None:
+        """Forget the launchers that ended more than `KEEP_SECONDS` ago, and what they wrote."""
         for run, launcher in list(self._launchers.items()):
             if launcher.seconds_since_end > KEEP_SECONDS:
                 launcher.close()
@@ -321,8 +345,13 @@ class StartedProcesses:
         variables: Mapping[str, str],
         errors: int | IO[bytes],
     ) -> Started:
-        """Start a command in a session of its own, with a pipe for its output; `RefusedOrderError`
-        where that is impossible."""
+        """Start a command in a session of its own, with a pipe for its output, and note it in
+        `_running`; `RefusedOrderError` where it cannot be started.
+
+        Args:
+            variables: environment variables, in addition to those of every session on the pod.
+            errors: where its stderr goes, as `Popen` takes it.
+        """
         try:
             popen = subprocess.Popen(
                 argv,
@@ -334,13 +363,13 @@ class StartedProcesses:
                 start_new_session=True,
             )
         except OSError as error:
-            # Where the system has no room for a process, no file is to blame.
+            # The error names no file where the system has no room for another process.
             place = error.filename or argv[0]
             reason = error.strerror or "cannot be started"
             raise RefusedOrderError(f"{place}: {reason} on this pod") from None
         except (TypeError, ValueError) as error:
             raise RefusedOrderError(f"{argv[-1]!r}: {error}; give another argument") from None
-        # Known before anything else has its turn, which may be to reap it.
+        # Noted before any other task has its turn: the one that reaps children asks for it.
         self._running[popen.pid] = Started(popen)
         return self._running[popen.pid]
 
@@ -385,9 +414,10 @@ def _is_world(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of values."""
+    """What a value of an order has to be."""
 
     words: str
+    """What is expected, as a refusal says it."""
     includes: Callable[[object], bool]
     """Whether a value is of this kind."""
 
@@ -418,7 +448,7 @@ CHECK_VALUES = {
 
 
 def _check_values(values: Mapping[str, Any], kinds: Mapping[str, _Kind]) -> None:
-    """Refuse the first value that is not of its kind."""
+    """Raise `RefusedOrderError` about the first value that is not of its kind."""
     for name, kind in kinds.items():
         if not kind.includes(values[name]):
             shown = repr(values[name])[:MOST_SHOWN]

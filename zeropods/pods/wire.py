@@ -37,6 +37,7 @@ PROOF_SECONDS = 5.0
 GREETING_SECONDS = 5.0
 """Seconds within which a server has to greet, however long it may take to answer."""
 CLOSE_SECONDS = 1.0
+"""Seconds that a server which closes waits for connections that it has cut off."""
 QUEUE = 4_096
 """Number of connections that the kernel keeps until they are accepted, as far as
 `net.core.somaxconn` allows.
@@ -81,8 +82,17 @@ async def ask(
     seconds: float,
     greeting_seconds: float = GREETING_SECONDS,
 ) -> Message:
-    """The answer of a server, which has `seconds` to give it once it has greeted, and at most
-    `greeting_seconds` to greet; `WireError` if it does not."""
+    """Send a request to a server over a new connection, and return the answer.
+
+    Args:
+        purpose: what the connection is for, as the server has it; both prove it to each other.
+        seconds: time for the answer, counted from the server's greeting.
+        greeting_seconds: time to connect and to be greeted, if that is less.
+
+    Raises:
+        WireError: there is no answer in time, the connection fails, or the server does not prove
+            that it knows the secret.
+    """
     peer = f"{address}:{port}"
     async with _bounded(peer, min(seconds, greeting_seconds)) as time_limit:
         reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
@@ -93,7 +103,8 @@ async def ask(
             connection.send(request)
             return await connection.receive()
         finally:
-            # Either the answer is here or nobody waits for it: nothing is worth an orderly end.
+            # The answer is here, or nobody waits for it any more: closing in order, which takes
+            # time, would save nothing.
             connection.writer.transport.abort()
 
 
@@ -106,15 +117,15 @@ def control_purpose(address: str, control_port: int) -> str:
 async def ask_agents(
     agents: Agents, secret: bytes, request: Message, seconds: float
 ) -> list[Message | WireError]:
-    """Ask all agents at once; return answers in their order, with a `WireError` for one that gave
-    none or an error."""
+    """Ask all agents the same at once; return their answers in the order of the agents, with a
+    `WireError` in the place of one that gave none or answered with an error."""
     return await _ask_each(agents, secret, [request] * len(agents), seconds)
 
 
 async def _ask_each(
     agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
 ) -> list[Message | WireError]:
-    """Ask each agent something of its own, all at once, as `ask_agents` does."""
+    """Ask each agent something of its own, all at once; return what `ask_agents` does."""
 
     async def ask_one(agent: tuple[str, int], request: Message) -> Message | WireError:
         try:
@@ -129,8 +140,8 @@ async def _ask_each(
 async def ask_agent(
     address: str, port: int, secret: bytes, request: Message, seconds: float
 ) -> Message:
-    """The answer of one agent; `WireError` where it gives none, `RefusedError` where that is an
-    error."""
+    """The answer of one agent; `WireError` where it gives none, `RefusedError` where its answer is
+    an error."""
     answer = await ask(address, port, secret, control_purpose(address, port), request, seconds)
     if "error" in answer:
         raise RefusedError(f"{address}:{port}: {answer['error']}")
@@ -148,7 +159,7 @@ def ask_all(
 def ask_each(
     agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
 ) -> list[Message | WireError]:
-    """Ask each agent something of its own, all at once, as `ask_all` does."""
+    """Ask each agent something of its own, all at once; else as `ask_all`."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(
             lambda: asyncio.run(_ask_each(agents, secret, requests, seconds))
@@ -163,6 +174,7 @@ class Server:
     `PROOF_SECONDS`.
 
     Args:
+        purpose: what its connections are for; a proof that was made for another purpose fails.
         answer: takes a request and the peer's address, and returns the answer to send.
         crowd: number of peers that may come at the same time; as many may be unproven in addition
             to `UNPROVEN`.
@@ -180,6 +192,7 @@ class Server:
         self._answer = answer
         self._limit = UNPROVEN + crowd
         self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks of all connections."""
         self._unproven: list[asyncio.Task[None]] = []
         """Tasks of the connections that are unproven, oldest first."""
         self._server: asyncio.Server | None = None
@@ -189,11 +202,13 @@ class Server:
         self._server = await asyncio.start_server(
             self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE
         )
-        # asyncio uses one number for both the queue and the connections that it accepts at once.
+        # asyncio takes one number for both the kernel's queue and the connections that it accepts
+        # at once; this sets the queue alone.
         sock.listen(QUEUE)
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Stop listening; requests that have not been answered `seconds` later are cut off."""
+        """Stop listening, and drop peers that are unproven; requests that have not been answered
+        `seconds` later are cut off."""
         if self._server is None:
             return
         self._server.close()
@@ -208,18 +223,20 @@ class Server:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection: prove and be proven to, receive the request, send the answer."""
         task = asyncio.current_task()
+        # asyncio runs this as a task for each connection.
         assert task is not None
         self._tasks.add(task)
         while len(self._unproven) >= self._limit:
             self._unproven.pop(0).cancel()
         self._unproven.append(task)
-        name = writer.get_extra_info("peername")
-        peer = str(name[0]) if name else "a lost connection"
+        peer_name = writer.get_extra_info("peername")
+        peer = str(peer_name[0]) if peer_name else "a lost connection"
         connection = _Connection(peer, reader, writer)
         try:
-            # Cancelled by `close`, or by one connection too many: asyncio would log it with a
-            # traceback (Python 3.11).
+            # A peer that fails is dropped without a word. This task is cancelled by `close`, or by
+            # one connection too many; Python 3.11 would log that with a traceback.
             with suppress(WireError, asyncio.CancelledError):
                 async with _bounded(peer, PROOF_SECONDS):
                     await connection.agree(self._secret, self._purpose, listens=True)
@@ -273,6 +290,12 @@ class _Connection:
         self.writer = writer
 
     async def agree(self, secret: bytes, purpose: str, *, listens: bool) -> None:
+        """Exchange greetings, and derive the key of the connection from their nonces; `WireError`
+        where the peer speaks another protocol.
+
+        Args:
+            listens: whether this side is the listener, not the connector.
+        """
         nonce = secrets.token_hex(16).encode()
         self.writer.write(b"zeropods 2 " + nonce + b"\n")
         greeting = _GREETING.fullmatch(await self.reader.readuntil(b"\n"))
@@ -294,6 +317,7 @@ class _Connection:
         self.writer.write(self._proof(self._sender, text) + b" " + text + b"\n")
 
     async def receive(self) -> Message:
+        """The other side's message; `WireError` where its proof is wrong."""
         line = await self.reader.readuntil(b"\n")
         proof, _, text = line.removesuffix(b"\n").partition(b" ")
         if not hmac.compare_digest(self._proof(self._other_sender, text), proof):
@@ -308,7 +332,8 @@ class _Connection:
 
 @asynccontextmanager
 async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Set a deadline for the block, and raise its errors as `WireError`."""
+    """Give the block so many seconds, and raise a timeout, a lost connection and a line that is too
+    long as `WireError`; the timeout that it yields can be rescheduled."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield limit
