@@ -35,7 +35,7 @@ from zeropods.pods.preflight import Expectation, Preflight, preflight, preflight
 from zeropods.pods.processes import signals_deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import account, known_hosts_text, pdsh_ssh_arguments, ssh_config_text
-from zeropods.pods.wire import WireError, ask_agents, ask_all
+from zeropods.pods.wire import Message, WireError, ask_agents, ask_all
 from zeropods.programs import find_program
 from zeropods.tables import Table
 
@@ -57,12 +57,14 @@ CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """Name of a cluster that is started from the shell without a name."""
 STATUS_SECONDS = 2.0
+"""Seconds that agents have to answer when they are asked how they are, or told to end."""
 LOCK_SECONDS = 20.0
+"""Seconds to wait for another process that has locked a cluster, where waiting makes sense."""
 LOCK_PAUSE_SECONDS = 0.1
 END_PAUSE_SECONDS = 0.1
 """Seconds between two looks whether pods that were told to end have ended."""
 END_SECONDS = 20.0
-"""Seconds after which nobody looks any more."""
+"""Longest time in seconds to wait until they have."""
 LEASE_RENEWAL_SECONDS = 5.0
 """Longest time between two renewals of a lease."""
 RENEWALS_PER_LEASE = 5
@@ -70,7 +72,8 @@ RENEWALS_PER_LEASE = 5
 
 
 class UnknownWorkers(LocalWorkers):
-    """Stands for a backend that this process does not know: of it only the state is read."""
+    """Stands for a backend that this process does not know: only its class is asked, and none of
+    its workers is started or ended."""
 
     can_be_killed = False
     network = None
@@ -194,27 +197,31 @@ class Cluster:
         return None
 
     def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[PodStatus]:
-        """The status of each pod; all pods are asked at once."""
+        """The status of each pod, all of which are asked at once; `UserError` where the cluster's
+        secret is gone."""
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
         statuses = []
         for pod, answer in zip(self.pods, answers, strict=True):
+            fields: Message
             if isinstance(answer, WireError):
-                answer = {"status": f"no answer: {answer}"}
+                fields = {"status": f"no answer: {answer}"}
             else:
-                answer = {"status": "ready", **answer}
-            statuses.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **answer))
+                # The agent's answer has the other fields, see `Leases.status`.
+                fields = {"status": "ready", **answer}
+            statuses.append(PodStatus(pod.name, pod.address, pod.slots, pod.hostname, **fields))
         return statuses
 
     def state_now(self) -> Cluster | None:
-        """The cluster as its state says now, since a process that restarts a run may have replaced
+        """Read the cluster's state again, since a process that restarts a run may have replaced
         some of its pods; None where it was taken down, or its name is another cluster's by now."""
         now = read_cluster(self.folder)
-        if now is not None and _has(now, self.pods):
+        if now is not None and _is_same_cluster(now, self.pods):
             return now
         return None
 
     def now(self) -> Cluster:
-        """The cluster as its state says now; as it was where that cannot be told."""
+        """The cluster as `state_now` has it; this one where there is none, or its state cannot be
+        read."""
         with suppress(UserError, OSError):
             return self.state_now() or self
         return self
@@ -239,6 +246,7 @@ class Cluster:
         """Check on the first `pods` pods, or on all, whether everything is as expected.
 
         Args:
+            pods: number of pods to check; if not given, all.
             over_ssh: whether to check over ssh or through the agents; if not given, over ssh where
                 pdsh reaches the pods.
         """
@@ -271,8 +279,14 @@ class Cluster:
 
 
 def find(name: str | None = None) -> Cluster:
-    """The cluster of this name that is up; without a name the shell's, else the only one.
-    `UserError` where none is."""
+    """The cluster of this name that is up.
+
+    Args:
+        name: if not given, the shell's cluster, else the only one of this machine.
+
+    Raises:
+        UserError: there is none, or without a name there are several.
+    """
     if name is None:
         name = chosen_name()
     cluster = None
@@ -302,22 +316,23 @@ def clusters() -> list[Cluster]:
 
 
 def known_cluster(hostfile: Path) -> Cluster | None:
-    """The cluster whose own hostfile this is, or one that is up on its hosts and is not another
-    launch's; else None."""
+    """The cluster whose own hostfile this is, or one that was started on exactly these hosts and
+    whose pods all answer; else None. One that ends with the process that started it, as a launch's
+    does, is left to that process."""
     lines = tuple(host.line() for host in read_hostfile(hostfile))
     for cluster in clusters():
         if cluster.hostfile.resolve() == hostfile.resolve():
             return cluster
         has_these_hosts = cluster.settings.hosts == lines
-        is_of_a_launch = cluster.settings.lease != "idle"
-        if has_these_hosts and not is_of_a_launch and cluster.is_ready():
+        outlives_its_starter = cluster.settings.lease == "idle"
+        if has_these_hosts and outlives_its_starter and cluster.is_ready():
             return cluster
     return None
 
 
 def chosen_name() -> str | None:
-    """Name of the cluster of this machine that is meant where none is named; None where there is no
-    cluster."""
+    """Name of the cluster of this machine that is meant where none is named: the shell's, else the
+    only one; None where there is no cluster, and `UserError` where there are several."""
     candidates = names_here()
     if not candidates:
         return None
@@ -329,7 +344,8 @@ def chosen_name() -> str | None:
 
 
 def workers_of(cluster: Cluster) -> Backend:
-    """The workers of a cluster, as an object of its backend."""
+    """The workers of a cluster, as an object of its backend; `UserError` where this process does
+    not know the backend."""
     if cluster.backend not in BACKENDS:
         known = ", ".join(BACKENDS)
         raise UserError(
@@ -373,11 +389,11 @@ def names() -> list[str]:
 
 
 def names_here() -> list[str]:
-    """Those names, without the clusters of other machines."""
+    """The names that `names` returns, without those of other machines' clusters."""
     of_this_machine = []
     for name in names():
         cluster = None
-        # A file that is not a state is reported by the one who needs it.
+        # A file that is not a state is listed, and reported by whoever reads it next.
         with suppress(UserError):
             cluster = read_cluster(folder_of(name))
         if cluster is None or not cluster.is_elsewhere:
@@ -389,8 +405,8 @@ def claim(cluster: Cluster) -> None:
     """Write the first state of a cluster, whose folder is empty; `UserError` where another machine
     was faster.
 
-    Locks of clusters hold on one machine. The folder appears with its state in it, by a rename,
-    which a file server allows once: it replaces an empty folder and no other.
+    A lock does not keep other machines out. So a new folder with the state in it is renamed to the
+    cluster's: a rename replaces an empty folder and no other, so that only one machine succeeds.
     """
     folder = cluster.folder
     new_folder = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -425,17 +441,19 @@ def read_cluster(folder: Path) -> Cluster | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     remedy = f"this is not a cluster's state; end its pods and remove {folder}"
-    return replace(files.validated(Cluster, path, content, remedy), folder=folder)
+    cluster = files.validated(Cluster, path, content, remedy)
+    # Another machine may have the same folder at another path.
+    return replace(cluster, folder=folder)
 
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Lock a cluster's folder, made with mode 700 if missing; `UserError` if another process holds
-    it after `seconds`.
+    """Lock a cluster's folder for the block, and make it with mode 700 if it is missing;
+    `UserError` if another process still holds it after `seconds`.
 
     The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the
-    process that holds it. It keeps other processes of this machine out; what other machines started
-    is told by the cluster's state.
+    process that holds it. It keeps other processes of this machine out, but none of another
+    machine: whose cluster it is, its state says.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         _take_lock(lock, folder, seconds)
@@ -451,7 +469,8 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def _take_lock(lock: socket.socket, folder: Path, seconds: float) -> None:
-    """Give a socket the name that stands for a folder, as soon as no other process has it."""
+    """Give a socket the name that stands for a folder, as soon as no other process has it;
+    `UserError` where one still has it after `seconds`."""
     deadline = time.monotonic() + seconds
     name = f"\0zeropods-{hashlib.sha256(os.fsencode(folder)).hexdigest()}"
     while True:
@@ -494,23 +513,22 @@ def write_access_files(cluster: Cluster, users: Mapping[str, str]) -> None:
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
     """Environment variables with which DeepSpeed's own command reaches the pods, with their host
-    keys pinned."""
+    keys pinned; `UserError` where pdsh cannot take the path of the ssh configuration."""
     arguments = pdsh_ssh_arguments(cluster.ssh_config)
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": arguments}
 
 
 def deepspeed_argv(cluster: Cluster) -> list[str]:
-    """Argument list of DeepSpeed's own command, up to the script.
-
-    Its ssh check is left out because it uses neither our port nor our key, and has no timeout; a
-    single host is reached over ssh only if that is forced.
-    """
+    """Argument list of DeepSpeed's own command, up to the script; each pod gets as many processes
+    as the one with the fewest slots."""
     hosts = cluster.hosts
     deepspeed = Path(sys.executable).with_name("deepspeed")
     slots = min(host.slots for host in hosts)
     argv = [str(deepspeed), "--hostfile", str(cluster.hostfile), "--launcher", "pdsh"]
+    # The check uses neither our port nor our key, and has no timeout.
     argv += ["--no_ssh_check"]
     if len(hosts) == 1:
+        # Without this, DeepSpeed starts the ranks of a single host here.
         argv += ["--force_multi"]
     argv += ["--num_nodes", str(len(hosts)), "--num_gpus", str(slots)]
     argv += ["--master_addr", hosts[0].address]
@@ -520,40 +538,41 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
 # A `kernel` lease is renewed by the process that called `up`: the pods end when that is gone
 
 
-_held: dict[str, threading.Event] = {}
+_stop_events: dict[str, threading.Event] = {}
 """Events that end the renewal of a lease, by the names of the clusters whose leases this process
 renews."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
-    """Renew a cluster's lease until it is released or this process ends.
+    """Renew a cluster's lease until `release` or the end of this process, and return at once.
 
     A thread does this, because a notebook's cell may keep the kernel busy.
 
     Args:
         end_at_exit: whether to take the cluster down when this process exits normally.
     """
+    # A second call for a cluster takes the place of the first.
     release(cluster.name)
     released = threading.Event()
     owner = os.getpid()
     secret = cluster.secret
     pause = min(LEASE_RENEWAL_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
-    _held[cluster.name] = released
+    _stop_events[cluster.name] = released
     agents = cluster.agents
 
-    def follow() -> None:
+    def follow_replacements() -> None:
         nonlocal agents
         while not released.is_set():
             agents = _agents_now(cluster) or agents
             released.wait(pause)
 
     def renew() -> None:
-        # The first renewal comes at once: repeated calls for a standing cluster must not put its
-        # next renewal off.
+        # The first renewal comes at once: otherwise repeated calls for a cluster that is up would
+        # put its next renewal off again and again.
         while not released.is_set():
-            # Whoever uses a lost pod will notice; this loop only has to go on asking, even when the
-            # main thread has ended and no other thread can be started.
             request = {"do": "renew"}
+            # Answers are not looked at, since whoever uses a lost pod will notice. The loop runs in
+            # this thread, since no other can be started once the main thread has ended.
             asyncio.run(ask_agents(agents, secret, request, LEASE_RENEWAL_SECONDS))
             released.wait(pause)
 
@@ -565,14 +584,15 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     threading.Thread(target=renew, name="zeropods-lease", daemon=True).start()
     if cluster.backend_class.can_replace:
         # Another thread, since a file server that hangs must not keep leases from being renewed.
-        threading.Thread(target=follow, name="zeropods-agents", daemon=True).start()
+        follower = threading.Thread(target=follow_replacements, name="zeropods-agents", daemon=True)
+        follower.start()
     if end_at_exit:
         atexit.register(down_at_exit)
 
 
 def _agents_now(cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """Its agents as its state says now, since a process that restarts a run may have replaced some;
-    none where it cannot be read."""
+    """A cluster's agents as its state says now, since a process that restarts a run may have
+    replaced some; none where the state cannot be read or the cluster was taken down."""
     with suppress(UserError, OSError):
         now = cluster.state_now()
         if now is not None:
@@ -581,24 +601,27 @@ def _agents_now(cluster: Cluster) -> tuple[tuple[str, int], ...]:
 
 
 def release(name: str) -> None:
-    """Stop renewing a cluster's lease."""
-    if name in _held:
-        _held.pop(name).set()
+    """Stop renewing a cluster's lease, where this process does that."""
+    if name in _stop_events:
+        _stop_events.pop(name).set()
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed
 
 
 def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
-    """End a cluster, or what is left of one, and remove its files; return whether there was
-    anything to end.
+    """End a cluster, or what is left of one, and remove its files.
 
     Args:
-        pods: end it only if it still has these pods, since the name may be another cluster's by
-            now.
+        pods: end it only if it still has one of these pods, since the name may be another cluster's
+            by now; None for whatever has the name.
+
+    Returns:
+        Whether there was anything to end.
 
     Raises:
-        UserError: it is of another machine, from where not all of its pods can be ended.
+        UserError: another machine started it, and not all of its pods can be ended from here; or
+            another process is starting or ending it.
     """
     folder = folder_of(name)
     if not folder.is_dir():
@@ -606,7 +629,7 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         return False
     with locked(folder, LOCK_SECONDS):
         cluster = read_cluster(folder)
-        if cluster is None or not _has(cluster, pods):
+        if cluster is None or not _is_same_cluster(cluster, pods):
             return False
         release(name)
         if not cluster.is_elsewhere:
@@ -615,14 +638,14 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         try:
             end_from_afar(cluster)
         except FileNotFoundError:
-            # Its own machine has ended it meanwhile.
+            # Its own machine has ended it, and removed its files, meanwhile.
             return False
     return True
 
 
-def _has(cluster: Cluster, pods: tuple[Pod, ...] | None) -> bool:
-    """Whether these are a cluster's pods, of which some may have been replaced since; None stands
-    for any."""
+def _is_same_cluster(cluster: Cluster, pods: tuple[Pod, ...] | None) -> bool:
+    """Whether a cluster is still the one that had these pods: some may have been replaced since,
+    but not all. None stands for any pods."""
     if pods is None or pods == cluster.pods:
         return True
     return any(pod in cluster.pods for pod in pods)
@@ -630,7 +653,8 @@ def _has(cluster: Cluster, pods: tuple[Pod, ...] | None) -> bool:
 
 def clear(folder: Path) -> None:
     """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays
-    as it is."""
+    as it is. `UserError` where another machine started the cluster, or the folder holds other
+    files."""
     cluster = read_cluster(folder)
     if cluster is not None:
         require_this_machine(cluster)
@@ -652,12 +676,9 @@ def remove_files(folder: Path) -> None:
 
 
 def remove_ended_clusters() -> None:
-    """Remove what is left of clusters all of whose workers were processes of this machine, agents
-    or the ssh that started one on a host, and have ended.
-
-    What other machines started is left alone: whether a process of theirs lives cannot be seen
-    here.
-    """
+    """Remove what is left of clusters whose workers have all ended, where that can be seen here:
+    where each worker was a process of this machine, the agent itself or the ssh that started it on
+    a host."""
     for name in names():
         # A folder that another process holds, or that is not a cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
@@ -665,6 +686,7 @@ def remove_ended_clusters() -> None:
             if cluster is None or not cluster.backend_class.has_processes_here:
                 continue
             if cluster.is_elsewhere:
+                # Process ids of another machine mean nothing here.
                 continue
             workers_have_ended = all(worker.has_ended for worker in workers_of(cluster).list())
             # The ssh of a host may have ended before the host's agent.
@@ -673,7 +695,7 @@ def remove_ended_clusters() -> None:
 
 
 def answers(cluster: Cluster) -> bool:
-    """Whether an agent of a cluster answers; none can where the secret is gone."""
+    """Whether any agent of a cluster answers; none can be asked where the secret is gone."""
     with suppress(UserError):
         return any(pod.is_ready for pod in cluster.statuses())
     return False
@@ -693,22 +715,24 @@ def require_this_machine(cluster: Cluster) -> None:
 
 
 def started_by(cluster: Cluster) -> str:
-    """Where a cluster comes from that is not of this machine."""
+    """What messages say of a cluster that another machine started: which one it was."""
     return f"another machine or session, {cluster.machine.hostname}, started it"
 
 
 def end_from_afar(cluster: Cluster) -> None:
     """End a cluster that this machine did not start, through the agents of its pods, and remove its
-    files.
+    files. Pods that do not answer are taken for ended where they have long shown no life.
 
     Raises:
         UserError: some pods do not answer here, and their agents may have shown life lately;
             nothing was ended.
+        FileNotFoundError: its own machine ends it at this moment.
     """
     reason = why_out_of_reach(cluster)
     if reason is None:
         ask_all(cluster.agents, cluster.secret, {"do": "end"}, STATUS_SECONDS)
         deadline = time.monotonic() + END_SECONDS
+        # An agent that was told to end does so by itself, even if it takes longer.
         while answers(cluster) and time.monotonic() < deadline:
             time.sleep(END_PAUSE_SECONDS)
     elif not has_long_been_silent(cluster):
@@ -748,6 +772,7 @@ def left_of_others() -> list[str]:
     shows any life."""
     ended = []
     for name in names():
+        # A state that is not ours is left alone, and a cluster that goes meanwhile has no files.
         with suppress(UserError, FileNotFoundError):
             cluster = read_cluster(folder_of(name))
             if cluster is None or not cluster.is_elsewhere:

@@ -51,6 +51,7 @@ from zeropods.programs import LISTENED, find_program, required_programs
 from zeropods.tables import progress, said_above
 
 OTHER_SSH_PORTS = 7
+"""Number of ports that a pod's sshd tries after `SSH_PORT`, in case all before were taken."""
 SECRET_BYTES = 32
 PROGRAMS_OF_SSH = ("ssh", "ssh-keygen")
 """Programs without which nobody here can log in on a pod: then its pods start no sshd."""
@@ -113,7 +114,8 @@ def up(
             one, once, instead of ending the others.
 
     Raises:
-        UserError: a hostfile needs ssh, a worker ended or never started, or the name is taken.
+        UserError: an argument is wrong, a hostfile needs ssh, a worker ended or never started, or
+            the name is taken.
     """
     _check_numbers(
         nvidia_gpu,
@@ -130,9 +132,10 @@ def up(
     BACKENDS[backend_name].check_request(nvidia_gpu, **of_cml)
     _check_choices(backend_name, lease, replace_lost=replace_lost)
     waiting = _Waiting(_wait_seconds(seconds, backend_name), replace_lost)
-    number = len(hosts) or count or 0
+    # Without hosts there is a count, as `_hosts` has made sure.
+    pod_count = len(hosts) or count or 0
     settings = Settings(
-        count=number,
+        count=pod_count,
         slots=slots,
         backend=backend_name,
         lease=lease,
@@ -142,17 +145,18 @@ def up(
         nvidia_gpu=own_gpus() if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
-        gpus=_gpus_of_pods(backend_name, number, slots, nvidia_gpu),
+        gpus=_gpus_of_pods(backend_name, pod_count, slots, nvidia_gpu),
         **of_cml,
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     _check_programs(folder, hosts)
     remove_ended_clusters()
     with ending_in_order(), locked(folder):
-        standing = _standing(folder, settings)
-        cluster = standing or _make(folder, settings, port, waiting)
+        cluster_up = _cluster_up(folder, settings)
+        cluster = cluster_up or _make(folder, settings, port, waiting)
     if lease == "kernel":
-        hold(cluster, end_at_exit=standing is None)
+        # A cluster that was up before is not taken down with this process by this call.
+        hold(cluster, end_at_exit=cluster_up is None)
     return cluster
 
 
@@ -165,8 +169,8 @@ def slots_per_pod(count: int) -> int:
 
 
 def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
-    """Refuse a negative number of GPUs, and another number that is not positive and finite; None
-    stands for one that was not given."""
+    """Refuse a negative number of GPUs, and any of the other numbers, by their names in `up`, that
+    is not positive and finite; None stands for one that was not given."""
     for parameter, number in positive.items():
         if number is not None and not 0 < number < math.inf:
             flag = parameter.replace("_", "-")
@@ -176,8 +180,8 @@ def _check_numbers(nvidia_gpu: int | None, **positive: float | None) -> None:
 
 
 def _check_choices(backend: str, lease: str, *, replace_lost: bool) -> None:
-    """Refuse a lease that there is not, and new workers from a backend that has none. Arguments as
-    those of `up`."""
+    """Refuse an unknown kind of lease, and `replace_lost` where the backend cannot replace workers.
+    Arguments as those of `up`."""
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     if replace_lost and not BACKENDS[backend].can_replace:
@@ -185,8 +189,8 @@ def _check_choices(backend: str, lease: str, *, replace_lost: bool) -> None:
 
 
 def _check_programs(folder: Path, hosts: tuple[Host, ...]) -> None:
-    """Refuse a cluster's folder whose path pdsh cannot take, where there is pdsh, and hosts where
-    there is no ssh."""
+    """Refuse, where there is pdsh, a cluster's folder whose path pdsh cannot take; and refuse hosts
+    where there is no ssh."""
     if all(map(find_program, PROGRAMS_OF_PDSH)):
         pdsh_ssh_arguments(folder / SSH_CONFIG)
     if hosts:
@@ -195,20 +199,21 @@ def _check_programs(folder: Path, hosts: tuple[Host, ...]) -> None:
 
 
 def _wait_seconds(seconds: float | None, backend: str) -> float:
-    """Seconds within which all pods have to be ready: those that were asked for, else those of the
-    environment, else the backend's."""
+    """Seconds within which all pods have to be ready: those that were asked for, else those of
+    `POD_SECONDS` in the environment, else the backend's; `UserError` where the variable is no
+    positive number."""
     if seconds is not None:
         return seconds
     text = os.environ.get(POD_SECONDS)
     if not text:
         return BACKENDS[backend].ready_seconds
-    remedy = f"{POD_SECONDS}: {text!r}; expected a positive number of seconds"
+    message = f"{POD_SECONDS}: {text!r}; expected a positive number of seconds"
     try:
         number = float(text)
     except ValueError:
-        raise UserError(remedy) from None
+        raise UserError(message) from None
     if not 0 < number < math.inf:
-        raise UserError(remedy)
+        raise UserError(message)
     return number
 
 
@@ -219,8 +224,9 @@ def _hosts(
     slots: int | None,
     backend: str | None,
 ) -> tuple[Host, ...]:
-    """The first `count` hosts of a hostfile, or all, and none without a hostfile; refuse what
-    contradicts that there is one, or that there is none. Arguments as those of `up`."""
+    """The first `count` hosts of a hostfile, all of them where no count is given, and none where
+    there is no hostfile. `UserError` where another argument does not go with a hostfile, or not
+    without one. Arguments as those of `up`."""
     if hostfile is None:
         _check_without_hostfile(ssh_config, count)
         return ()
@@ -238,6 +244,7 @@ def _hosts(
 
 
 def _check_without_hostfile(ssh_config: str | Path | None, count: int | None) -> None:
+    """Refuse an ssh configuration, which only hosts of a hostfile need, and a missing count."""
     if ssh_config is not None:
         raise UserError(
             f"ssh configuration {ssh_config}: is for hosts of your own; give their hostfile too"
@@ -262,15 +269,20 @@ def _backend_for(hosts: tuple[Host, ...], backend: str | None) -> str:
 def _gpus_of_pods(
     backend: str, count: int, slots: int | None, nvidia_gpu: int | None
 ) -> tuple[str, ...]:
-    """The GPUs of each pod, as `Settings.gpus`; arguments as those of `up`."""
+    """The GPUs of each pod, as `Settings.gpus`; none where no GPUs were asked for. Arguments as
+    those of `up`."""
     if nvidia_gpu == 0:
         return (HIDDEN,) * count
     return BACKENDS[backend].gpus_of_pods(count, slots)
 
 
-def _standing(folder: Path, settings: Settings) -> Cluster | None:
-    """The cluster in this folder if it is as asked for; None if whatever is left of it can be
-    cleared."""
+def _cluster_up(folder: Path, settings: Settings) -> Cluster | None:
+    """The cluster in this folder if all of its pods answer and it was started with these settings;
+    None if there is none, or whatever is left of it can be cleared.
+
+    Raises:
+        UserError: it is another machine's, is up with other settings, or is partly up and in use.
+    """
     cluster = read_cluster(folder)
     if cluster is None:
         return None
@@ -306,15 +318,18 @@ def _changes(before: Settings, after: Settings) -> str:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """How long the pods of a new cluster are waited for, and what happens to one that ends."""
+    """How new pods are waited for."""
 
     seconds: float
+    """Time within which all of them have to be ready."""
     replace_lost: bool
+    """Whether a worker that ends before all pods are ready gets a new one in its place."""
 
 
 def _make(folder: Path, settings: Settings, port: int | None, waiting: _Waiting) -> Cluster:
-    """Start all pods of a cluster and write its files in its folder; end and remove them if
-    anything goes wrong."""
+    """Start all pods of a cluster and write its files in its folder, whose lock is held; end and
+    remove them if anything goes wrong. A line on stderr says so where GPUs are hidden though
+    nobody asked for that, and where pods are not reached over pdsh."""
     clear(folder)
     # The state is written first: it says what to clean up if this process does not finish.
     cluster = Cluster(folder=folder, settings=settings, machine=this_machine())
@@ -322,9 +337,10 @@ def _make(folder: Path, settings: Settings, port: int | None, waiting: _Waiting)
     with ExitStack() as undo:
         undo.callback(clear, folder)
         cluster = _start(cluster, port, waiting)
+        # All went well: nothing is undone.
         undo.pop_all()
-    is_asked_for = settings.nvidia_gpu == 0
-    if cluster.hides_gpus and not is_asked_for:
+    hides_gpus_as_asked = settings.nvidia_gpu == 0
+    if cluster.hides_gpus and not hides_gpus_as_asked:
         reason = too_few(settings.count, settings.slots)
         print(f"cluster {cluster.name}: {reason}", file=sys.stderr, flush=True)
     why_not_pdsh = cluster.why_not_pdsh()
@@ -340,6 +356,10 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
 
     Returns:
         The cluster with its pods.
+
+    Raises:
+        UserError: a worker could not be created, or ended, or not all are ready in time; those that
+            did start are left to the caller, who finds their ids in the state.
     """
     settings = cluster.settings
     workers = workers_of(cluster)
@@ -353,26 +373,30 @@ def _start(cluster: Cluster, port: int | None, waiting: _Waiting) -> Cluster:
         with signals_deferred():
             cluster = replace(cluster, workers=workers.start(orders))
             write_cluster(cluster)
-        # Only now, since the ids of those that did start are needed to end them.
+        # Looked at only now that the ids of those that did start are written down, by which they
+        # are ended.
         if workers.failure is not None:
             raise UserError(f"cluster {cluster.name}: {workers.failure}")
         cluster, pods = _gather(rendezvous, workers, cluster, orders, waiting, cluster.workers)
         if settings.hosts:
             # Pods on hosts of one's own are named in the order of the hosts.
             pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
-        named = [replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1)]
-        cluster = replace(cluster, pods=tuple(named))
+        named_pods = []
+        for number, pod in enumerate(pods, start=1):
+            named_pods.append(replace(pod, name=f"pod{number}"))
+        cluster = replace(cluster, pods=tuple(named_pods))
         write_access_files(cluster, workers.accounts())
         write_cluster(cluster)
     return cluster
 
 
 def _can_have_ssh(folder: Path) -> bool:
-    """Whether somebody here can log in on the pods of a cluster with this folder, whose path ssh's
-    configuration then holds."""
+    """Whether the pods of a cluster with this folder can be reached over ssh from here: there are
+    the programs, ssh's configuration can hold the path of the folder, and this user has an
+    account."""
     has_programs = all(map(find_program, PROGRAMS_OF_SSH))
-    is_plain = PLAIN.fullmatch(str(folder.absolute())) is not None
-    return has_programs and is_plain and has_account()
+    is_path_plain = PLAIN.fullmatch(str(folder.absolute())) is not None
+    return has_programs and is_path_plain and has_account()
 
 
 def _orders(
@@ -409,15 +433,26 @@ def _gather(
     cluster: Cluster,
     orders: Mapping[str, object],
     waiting: _Waiting,
-    awaited: tuple[str, ...],
+    awaited_ids: tuple[str, ...],
 ) -> tuple[Cluster, tuple[Pod, ...]]:
-    """The cluster, and the pods of its awaited workers once all are ready, by address.
+    """Wait until workers of a cluster are pods; where `waiting` says so, start a new worker, once,
+    in the place of one that ends meanwhile.
 
-    `UserError` names a worker that has ended, or those that are missing in the end.
+    Args:
+        orders: for a new worker.
+        awaited_ids: ids of the workers to wait for.
+
+    Returns:
+        The cluster, with the new workers in the place of those that ended; and the pods in the
+        order of their addresses, without names.
+
+    Raises:
+        UserError: a worker has ended and gets no new one, or not all are ready in time; the message
+            names those that are missing.
     """
     deadline = time.monotonic() + waiting.seconds
-    count = len(awaited)
-    replacements: set[str] = set()
+    count = len(awaited_ids)
+    replacement_ids: set[str] = set()
     with progress("pods", "pods", count) as bar:
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
@@ -426,40 +461,37 @@ def _gather(
                 return cluster, pods
             registered = rendezvous.registered
             bar.update(len(registered) - bar.n)
-            started = [worker for worker in workers.list() if worker.id in awaited]
-            for worker in started:
+            awaited = [worker for worker in workers.list() if worker.id in awaited_ids]
+            for worker in awaited:
                 if not worker.has_ended:
                     continue
-                is_new = worker.id in replacements
-                if not _may_replace(workers, worker, waiting, is_new=is_new):
-                    raise UserError(f"{_failed(cluster)}: {worker.description}")
-                cluster, new_worker = _with_replacement(cluster, workers, worker, orders)
+                is_replacement = worker.id in replacement_ids
+                may_be_replaced = waiting.replace_lost and workers.may_replace(worker.id)
+                if is_replacement or not may_be_replaced:
+                    raise UserError(f"{_failure_prefix(cluster)}: {worker.description}")
+                cluster, new_id = _replace_worker(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
-                others = [other for other in awaited if other != worker.id]
-                awaited = (*others, new_worker)
-                replacements.add(new_worker)
-            missing = [worker for worker in started if worker.id not in registered]
+                others = [other for other in awaited_ids if other != worker.id]
+                awaited_ids = (*others, new_id)
+                replacement_ids.add(new_id)
+            missing = [worker for worker in awaited if worker.id not in registered]
             bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
                 number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {number}: {_why_not_ready(missing)}")
 
 
-def _may_replace(workers: Backend, ended: Worker, waiting: _Waiting, *, is_new: bool) -> bool:
-    """Whether a worker that has ended gets another in its place; one that is new gets none."""
-    return waiting.replace_lost and not is_new and workers.may_replace(ended.id)
-
-
-def _failed(cluster: Cluster) -> str:
+def _failure_prefix(cluster: Cluster) -> str:
     """The beginning of a message about a worker that has ended before it was a pod."""
-    place = f"cluster {cluster.name}"
-    # One that has pods is up, and only gets new ones.
+    prefix = f"cluster {cluster.name}"
+    # A cluster that has pods is up, and only gets new ones.
     if cluster.pods:
-        return place
-    return f"{place} did not come up"
+        return prefix
+    return f"{prefix} did not come up"
 
 
 def _why_not_ready(missing: Sequence[Worker]) -> str:
+    """What the workers that are no pods do, in words."""
     descriptions = [worker.description for worker in missing]
     return "; ".join(descriptions) or "they did not become ready"
 
@@ -476,17 +508,17 @@ def replace_lost_pods(
     Pods that another process has replaced meanwhile are left as they are now.
 
     Args:
-        names: of the lost pods.
+        names: names of the lost pods.
         seconds: time to wait at most, if that is less than new pods are waited for anyway.
 
     Returns:
         The cluster as its state says now.
 
     Raises:
-        UserError: the cluster was taken down, a worker cannot be replaced, or its new one did not
-            become ready. Then the cluster has the pods that it had, and the new workers are ended;
-            those that CML, which may not answer, could not be told to end are kept in the cluster's
-            state, and are ended with the cluster.
+        UserError: the cluster is another machine's or was taken down, a worker cannot be replaced,
+            or its new one did not become ready. Then the cluster has the pods that it had, and the
+            new workers are ended; those that CML, which may not answer, could not be told to end
+            are kept in the cluster's state, and are ended with the cluster.
     """
     require_this_machine(cluster)
     seconds = min(seconds, _wait_seconds(None, cluster.backend))
@@ -503,8 +535,11 @@ def replace_lost_pods(
 
 
 def _with_new_pods(cluster: Cluster, lost_pods: Sequence[Pod], waiting: _Waiting) -> Cluster:
-    """The cluster, whose lock is held, with new pods in the place of lost ones; all of them or none
-    are written."""
+    """Start new pods in the place of a cluster's lost ones, and return the cluster with them.
+
+    The cluster's lock is held. Its state gets all of the new pods, or none: where one fails, with a
+    `UserError`, all new workers are ended.
+    """
     workers = workers_of(cluster)
     for pod in lost_pods:
         if not workers.may_replace(pod.worker):
@@ -514,19 +549,21 @@ def _with_new_pods(cluster: Cluster, lost_pods: Sequence[Pod], waiting: _Waiting
     key_file = cluster.folder / f"{KEY_FILE}.pub"
     # A cluster without ssh has none.
     if key_file.is_file():
+        # Without the comment behind it.
         authorized_key = " ".join(key_file.read_text(encoding="utf-8").split()[:2])
     address = workers.master_address()
     rendezvous = Rendezvous(secret=cluster.secret, count=len(lost_pods), address=address, port=None)
     with ExitStack() as undo, rendezvous:
         undo.callback(_withdraw_new_workers, workers, cluster)
         orders = _orders(cluster, (address, rendezvous.port), authorized_key, waiting)
-        awaited: tuple[str, ...] = ()
+        new_ids: tuple[str, ...] = ()
         for pod in lost_pods:
-            lost = Worker(pod.worker, True, f"{pod.name} ({pod.address}) is lost")
-            cluster, new_worker = _with_replacement(cluster, workers, lost, orders)
-            awaited = (*awaited, new_worker)
-        cluster, new_pods = _gather(rendezvous, workers, cluster, orders, waiting, awaited)
+            lost_worker = Worker(pod.worker, True, f"{pod.name} ({pod.address}) is lost")
+            cluster, new_id = _replace_worker(cluster, workers, lost_worker, orders)
+            new_ids = (*new_ids, new_id)
+        cluster, new_pods = _gather(rendezvous, workers, cluster, orders, waiting, new_ids)
         pods = {pod.name: pod for pod in cluster.pods}
+        # Any new pod may take any of these names: all of them are workers of one kind.
         for lost_pod, new_pod in zip(lost_pods, new_pods, strict=True):
             pods[lost_pod.name] = replace(new_pod, name=lost_pod.name)
         cluster = replace(cluster, pods=tuple(pods.values()))
@@ -537,8 +574,9 @@ def _with_new_pods(cluster: Cluster, lost_pods: Sequence[Pod], waiting: _Waiting
 
 
 def _withdraw_new_workers(workers: Backend, before: Cluster) -> None:
-    """End the workers that a cluster has got and that are no pods, and write its state as it was
-    before."""
+    """End the workers that a cluster has got since `before`, and write its state and its files as
+    they were; do nothing where the cluster was taken down. Where the backend raises an error, the
+    state keeps the new workers, which then end with the cluster."""
     now = read_cluster(before.folder)
     if now is None:
         return
@@ -549,11 +587,18 @@ def _withdraw_new_workers(workers: Backend, before: Cluster) -> None:
         write_cluster(before)
 
 
-def _with_replacement(
+def _replace_worker(
     cluster: Cluster, workers: Backend, lost: Worker, orders: Mapping[str, object]
 ) -> tuple[Cluster, str]:
-    """The cluster with a new worker in the place of a lost one, and the new one's id; `UserError`
-    where there is none."""
+    """Start a new worker in the place of a lost one, write its id into the cluster's state, and
+    tell the user.
+
+    Returns:
+        The cluster with the new worker, and the new one's id.
+
+    Raises:
+        UserError: the new worker could not be created.
+    """
     others = tuple(worker for worker in cluster.workers if worker != lost.id)
     with signals_deferred():
         ids = workers.replace(lost.id, orders)
