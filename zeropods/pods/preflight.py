@@ -49,6 +49,7 @@ from zeropods.tables import GIB, Table
 MOST_PROBES = 64
 """Number of pods that are asked at a time."""
 PROBE_SECONDS = 20
+"""Seconds after which the probe on a pod ends itself."""
 PROBE_ANSWER_SECONDS = PROBE_SECONDS + 5.0
 """Seconds until a pod that has not answered is given up; one that cannot be reached fails after
 `CONNECT_SECONDS`."""
@@ -68,6 +69,7 @@ NOT_STARTED = (126, 127)
 """Exit statuses of a shell that cannot run, or does not find, a program."""
 PYTHON_PATH = "PYTHONPATH"
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
+"""In remedies: the commands that start a cluster anew."""
 SSH_MESSAGES = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "host key changed",
@@ -96,20 +98,26 @@ SSH_MESSAGES = {
         "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
     ),
 }
-"""Meaning of ssh's messages, by a regular expression that matches them: the value in a few words,
-and the remedy."""
+"""Meaning of ssh's messages, by a regular expression that is found in them: the value of the check
+in a few words, and the remedy, in which `{address}` stands for the pod's. The first that is found
+counts."""
 COMPARED_PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
+"""Packages of which each pod must have the master's version."""
 ROOMY_DISK_BYTES = 10 * GIB
 """Free bytes below which there is a warning: a checkpoint of t5-large with its optimizer takes
 9 GiB."""
 DISK_BYTES = GIB
 """Free bytes below which the project folder counts as full."""
 TEMPORARY_BYTES = GIB // 4
+"""Free bytes in /tmp, and in /dev/shm, below which there is a warning."""
 MEMORY_BYTES = 2 * GIB
+"""Bytes of available memory below which there is a warning."""
 GPU_FREE_FRACTION = 0.9
 """Share of a GPU's memory that should be free; less is free where somebody else uses the GPU."""
 CLOCK_WARNING_SECONDS = 5.0
 CLOCK_FAILED_SECONDS = 60.0
+"""Seconds by which a pod's clock may differ from the master's without a warning, and without a
+failure."""
 WITHOUT_GPUS = "train without GPUs, on pods of 'zeropods pods up --nvidia-gpu 0'"
 """Remedy for pods that have fewer GPUs than processes."""
 
@@ -217,7 +225,7 @@ class PodChecks:
     gpu_models: tuple[str, ...] = ()
     """Names of the models of these GPUs."""
     hostname: str = ""
-    """Its machine's name, or its container's."""
+    """Its machine's name, or its container's; empty where it gave no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -258,7 +266,7 @@ class Preflight:
                 line = f"{place}: {check.check} {check.verdict}: {check.value}; {check.remedy}"
                 if check.verdict == "failed":
                     failures.append(line)
-                elif check.verdict != "ok":
+                elif check.verdict == "warning":
                     warnings.append(line)
         return failures + warnings
 
@@ -268,7 +276,8 @@ class Preflight:
             raise UserError(self.remedies()[0])
 
     def table(self) -> Table:
-        """Table with a row for each pod and a column for each check that was made on any pod."""
+        """Table with a row for each pod, and a column for each check that was made on any pod; `-`
+        stands where it was not made on this one."""
         headings = [check.check for pod in self.pods for check in pod.checks]
         rows = []
         for pod in self.pods:
@@ -300,8 +309,8 @@ def preflight(
     names: Sequence[str] | None = None,
     ssh_config: Path | None = None,
 ) -> Preflight:
-    """Check all hosts in parallel; a dead one is given up within 3 s, one that hangs after
-    `PROBE_ANSWER_SECONDS`.
+    """Check all hosts over ssh, `MOST_PROBES` at a time; a dead one is given up within 3 s, one
+    that hangs after `PROBE_ANSWER_SECONDS`.
 
     Args:
         names: names of the pods, for display; None for their addresses.
@@ -312,14 +321,14 @@ def preflight(
     """
     required_programs("ssh")
 
-    def probed(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
+    def run_probes(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
         commands = []
         for number, host in enumerate(batch, start=first):
             probe = probe_command(_expected_of(expected, number, host))
             commands.append(ssh_argv(ssh_config, host.address, ["sh", "-c", probe]))
         return run_all(commands)
 
-    return _checked(hosts, names, probed, ssh_check)
+    return _check_hosts(hosts, names, run_probes, ssh_check)
 
 
 def preflight_by_agents(
@@ -330,14 +339,15 @@ def preflight_by_agents(
     *,
     names: Sequence[str],
 ) -> Preflight:
-    """Check all pods of a cluster in parallel, as `preflight` does, through their agents.
+    """Check all pods of a cluster as `preflight` does, but through their agents.
 
     Args:
         agents: addresses and control ports, in the order of the hosts.
-        secret: the cluster's.
+        secret: the cluster's secret.
+        names: names of the pods, for display.
     """
 
-    def probed(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
+    def run_probes(first: int, batch: Sequence[Host]) -> list[CompletedProcess[str]]:
         requests = []
         for number, host in enumerate(batch, start=first):
             expectation = json.dumps(asdict(_expected_of(expected, number, host)))
@@ -348,41 +358,45 @@ def preflight_by_agents(
         batch_agents = agents[first : first + len(batch)]
         return run_by_agents(batch_agents, secret, requests, PROBE_ANSWER_SECONDS)
 
-    return _checked(hosts, names, probed, agent_check)
+    return _check_hosts(hosts, names, run_probes, agent_check)
 
 
 def _expected_of(expected: Expectation, number: int, host: Host) -> Expectation:
-    """What is expected of the host with this number, counted from 0."""
+    """What is expected of the host with this number, counted from 0: it differs by slots and
+    port."""
     # The run's port is needed on the first pod only, where its first rank listens.
     port = expected.master_port if number == 0 else None
     return replace(expected, slots=host.slots, master_port=port)
 
 
-def _checked(
+def _check_hosts(
     hosts: Sequence[Host],
     names: Sequence[str] | None,
-    probed: Callable[[int, Sequence[Host]], list[CompletedProcess[str]]],
+    run_probes: Callable[[int, Sequence[Host]], list[CompletedProcess[str]]],
     check_reached: Callable[[CompletedProcess[str], str], Check],
 ) -> Preflight:
-    """The checks of all hosts.
+    """Run the probe on all hosts, `MOST_PROBES` at a time, and judge the answers.
 
     Args:
         names: as in `preflight`.
-        probed: runs the probe on some hosts, of which the first has this number.
-        check_reached: whether a probe was reached at an address.
+        run_probes: runs the probe on a batch of hosts, given the number of its first host and the
+            batch; returns what each probe came to, in the order of the batch.
+        check_reached: given what a probe came to and the address of its host, checks whether the
+            host was reached.
     """
     pods: list[PodChecks] = []
     for first in range(0, len(hosts), MOST_PROBES):
         batch = hosts[first : first + MOST_PROBES]
         time_before = time.time()
-        ends = probed(first, batch)
+        probes = run_probes(first, batch)
         time_after = time.time()
-        for host, end in zip(batch, ends, strict=True):
+        for host, probe in zip(batch, probes, strict=True):
             name = names[len(pods)] if names else host.address
-            reached = check_reached(end, host.address)
+            reached = check_reached(probe, host.address)
             pod = PodChecks(pod=name, address=host.address, checks=(reached,))
             if reached.verdict == "ok":
-                pod = _judged(pod, end, time_before, time_after)
+                pod = _with_own_checks(pod, probe, time_before, time_after)
+            # Compared with the pods before it, so that each pair is looked at once.
             for check in (shared_gpu(pod, pods), other_models(pod, pods)):
                 if check is not None:
                     pod = replace(pod, checks=(*pod.checks, check))
@@ -393,12 +407,13 @@ def _checked(
 def preflight_self(expected: Expectation) -> Preflight:
     """Check this machine alone, without ssh; also check that it has the programs to serve as a pod
     and start others."""
-    probe = probe_command(replace(expected, programs=True))
+    command = probe_command(replace(expected, programs=True))
     time_before = time.time()
-    (end,) = run_all([["sh", "-c", probe]])
+    [probe] = run_all([["sh", "-c", command]])
     time_after = time.time()
     unchecked = PodChecks(pod="self", address="", checks=())
-    return Preflight(pods=(_judged(unchecked, end, time_before, time_after),))
+    checked = _with_own_checks(unchecked, probe, time_before, time_after)
+    return Preflight(pods=(checked,))
 
 
 # The probe is run on each pod, and its answer is judged
@@ -407,8 +422,12 @@ def preflight_self(expected: Expectation) -> Preflight:
 def run_all(
     commands: Sequence[list[str]], seconds: float = PROBE_ANSWER_SECONDS
 ) -> list[CompletedProcess[str]]:
-    """Run commands at once; those still running at the time limit or on an interrupt are killed
-    with their groups."""
+    """Run commands at once, and return what each came to, in their order.
+
+    Those that still run after `seconds`, or when this process is interrupted, are killed with their
+    groups; their status is then `TIMED_OUT`. Of each output stream the first `MAX_OUTPUT_BYTES` are
+    returned.
+    """
     with ExitStack() as stack:
         # Files instead of pipes, so that nothing has to be read while the commands run.
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
@@ -426,6 +445,7 @@ def run_all(
                 processes.append(process)
             deadline = time.monotonic() + seconds
             for process in processes:
+                # One that runs into the limit is killed below, with all others that do.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
         finally:
@@ -433,11 +453,12 @@ def run_all(
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        ends = []
+        results = []
         for process, output, error in zip(processes, outputs, errors, strict=True):
-            end = CompletedProcess(process.args, process.returncode, _text(output), _text(error))
-            ends.append(end)
-        return ends
+            results.append(
+                CompletedProcess(process.args, process.returncode, _text(output), _text(error))
+            )
+        return results
 
 
 def request_to_check(
@@ -451,6 +472,7 @@ def request_to_check(
 
     Args:
         folder: the module's working folder.
+        variables: environment variables of the module, besides those that the agent gives it.
     """
     return {
         "do": "check",
@@ -464,31 +486,32 @@ def request_to_check(
 def run_by_agents(
     agents: Agents, secret: bytes, requests: Sequence[Message], seconds: float
 ) -> list[CompletedProcess[str]]:
-    """Let agents run checks at once, and kill those that are still running at the time limit; as
-    `run_all` does it over ssh.
+    """Let agents run checks at once, and kill those that still run after `seconds`; `run_all` does
+    the same with commands, such as those of ssh.
 
     Args:
         requests: a `request_to_check` for each agent.
 
     Returns:
-        What each check came to. Where an agent gave no answer, the status is `SSH_FAILED`, and
-        `stderr` says why.
+        What each check came to, in the order of the agents. The status is `AGENT_REFUSED` where an
+        agent refused to run the check, and `SSH_FAILED` where it gave no answer; then `stderr` says
+        why.
     """
-    limited = [{**request, "seconds": seconds} for request in requests]
-    ends = []
-    for answer in ask_each(agents, secret, limited, seconds + LATE_ANSWER_SECONDS):
+    limited_requests = [{**request, "seconds": seconds} for request in requests]
+    results = []
+    for answer in ask_each(agents, secret, limited_requests, seconds + LATE_ANSWER_SECONDS):
         if isinstance(answer, RefusedError):
-            end = CompletedProcess("", AGENT_REFUSED, "", str(answer))
+            result = CompletedProcess("", AGENT_REFUSED, "", str(answer))
         elif isinstance(answer, WireError):
-            end = CompletedProcess("", SSH_FAILED, "", str(answer))
+            result = CompletedProcess("", SSH_FAILED, "", str(answer))
         else:
-            end = CompletedProcess("", answer["status"], answer["output"], answer["errors"])
-        ends.append(end)
-    return ends
+            result = CompletedProcess("", answer["status"], answer["output"], answer["errors"])
+        results.append(result)
+    return results
 
 
 def _text(file: IO[bytes]) -> str:
-    """What a process has written to a file, from the beginning."""
+    """The first `MAX_OUTPUT_BYTES` of what a process has written to a file."""
     return os.pread(file.fileno(), MAX_OUTPUT_BYTES, 0).decode(errors="replace")
 
 
@@ -496,8 +519,9 @@ def probe_command(expected: Expectation) -> str:
     """The probe's shell command: in the project folder and with this interpreter, as DeepSpeed
     starts its ranks.
 
-    A pod without the project folder is asked from `/`, and says itself what it lacks: in a home
-    folder that holds another clone named `zeropods`, Python would take that folder for the package.
+    On a pod without the project folder the probe runs in `/`, and itself says that the folder is
+    missing. It does not run in the home folder: where that holds another clone named `zeropods`,
+    Python would take the clone for the package.
     """
     argv = [sys.executable, "-m", __spec__.name, json.dumps(asdict(expected))]
     if expected.python_path:
@@ -510,20 +534,20 @@ def python_path_variables(python_path: str | None) -> dict[str, str]:
     return {PYTHON_PATH: python_path} if python_path else {}
 
 
-def ssh_check(end: CompletedProcess[str], address: str) -> Check:
-    """Whether ssh reached the pod; if not, the reason in a few words, and the remedy."""
-    if end.returncode == TIMED_OUT:
+def ssh_check(probe: CompletedProcess[str], address: str) -> Check:
+    """The check whether ssh reached the pod; if not, the reason in a few words, and the remedy."""
+    if probe.returncode == TIMED_OUT:
         remedy = (
             f"{address} hangs, or the storage of its project folder is gone; see 'zeropods pods "
             "list'"
         )
         return Check("ssh", "failed", f"{NO_ANSWER} in {PROBE_ANSWER_SECONDS:.0f} s", remedy)
-    if end.returncode != SSH_FAILED:
+    if probe.returncode != SSH_FAILED:
         return Check("ssh", "ok", "reached")
     for pattern, (value, remedy) in SSH_MESSAGES.items():
-        if re.search(pattern, end.stderr):
+        if re.search(pattern, probe.stderr):
             return Check("ssh", "failed", value, remedy.format(address=address))
-    value = _last_words(end.stderr)
+    value = _last_words(probe.stderr)
     if not value:
         # ssh fails without a word where a signal ended the command there, as the probe's own alarm
         # does.
@@ -531,22 +555,23 @@ def ssh_check(end: CompletedProcess[str], address: str) -> Check:
     return Check("ssh", "failed", value, f"see what 'ssh -v {address}' says")
 
 
-def agent_check(end: CompletedProcess[str], address: str) -> Check:
-    """Whether a pod's agent ran the check; if not, the reason in a few words, and the remedy."""
-    if end.returncode == AGENT_REFUSED:
-        return Check("agent", "failed", "refused", end.stderr)
-    if end.returncode == SSH_FAILED:
-        remedy = f"{end.stderr}; see 'zeropods pods list'"
+def agent_check(probe: CompletedProcess[str], address: str) -> Check:
+    """The check whether a pod's agent ran the probe; if not, the reason in a few words, and the
+    remedy."""
+    if probe.returncode == AGENT_REFUSED:
+        return Check("agent", "failed", "refused", probe.stderr)
+    if probe.returncode == SSH_FAILED:
+        remedy = f"{probe.stderr}; see 'zeropods pods list'"
         return Check("agent", "failed", NO_ANSWER, remedy)
-    if end.returncode < 0:
-        # A signal has ended it, as the probe's own alarm does.
+    if probe.returncode < 0:
+        # A signal has ended the probe, as its own alarm does.
         return Check("agent", "failed", KILLED, f"end other programs on {address}, or try again")
     return Check("agent", "ok", "reached")
 
 
 def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
-    """A check that is not ok, where a pod would train on a GPU on which one of the others trains;
-    else None.
+    """A check that is not ok, where a pod would train on a GPU on which one of the others would
+    too; else None.
 
     NCCL refuses two processes of one host on one GPU. It takes two containers for two hosts, as
     their names differ; they train, but each slows the other down.
@@ -566,13 +591,14 @@ def shared_gpu(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
 
 
 def other_models(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
-    """A check that is not ok, where a pod would train on GPUs of other models than the first of the
-    others that has answered, or one of the two without a GPU; else None.
+    """A check that is not ok, where a pod and the first of the others that has answered would train
+    on GPUs of different models, or only one of the two on GPUs; else None.
 
     GPUs of several models train together, each step as fast as the slowest of them, on batches that
     fit the smallest. A process with a GPU and one without do not: they would wait for each other,
     the one by NCCL and the other by gloo.
     """
+    # Only a pod that has answered has a host name.
     first = next((other for other in others if other.hostname), None)
     if first is None or not pod.hostname or set(pod.gpu_models) == set(first.gpu_models):
         return None
@@ -587,27 +613,27 @@ def other_models(pod: PodChecks, others: Sequence[PodChecks]) -> Check | None:
 
 
 def _names_of(models: Collection[str]) -> str:
-    """The models of a pod's GPUs in words."""
+    """The different models of a pod's GPUs in words."""
     return " and ".join(sorted(set(models))) or "no GPU"
 
 
-def _judged(
-    pod: PodChecks, finished: CompletedProcess[str], time_before: float, time_after: float
+def _with_own_checks(
+    pod: PodChecks, probe: CompletedProcess[str], time_before: float, time_after: float
 ) -> PodChecks:
-    """A pod with the checks that it has made on itself, and that of its clock; or one that says why
-    there are none.
+    """A pod, and in addition the checks that it has made on itself and the check of its clock; or,
+    where it has made none, a failed check `python` that says why.
 
     Args:
-        pod: the pod, with the check of its ssh.
-        finished: the probe that ran on it.
+        pod: the pod with its checks so far, whether it was reached.
+        probe: what the probe that ran on it came to.
         time_before: when the pod was asked, in seconds since 1970.
         time_after: when it had answered.
     """
-    if finished.returncode in NOT_STARTED:
+    if probe.returncode in NOT_STARTED:
         remedy = f"{sys.executable} is not on the pod; share the project folder"
         return replace(pod, checks=(*pod.checks, Check("python", "failed", "missing", remedy)))
     # The shell's start-up files may have written other lines before the answer.
-    lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in probe.stdout.splitlines() if line.startswith("{")]
     try:
         answer = json.loads(lines[-1] if lines else "")
         checks = [Check(**check) for check in answer["checks"]]
@@ -621,7 +647,8 @@ def _judged(
             hostname=answer["hostname"],
         )
     except (ValueError, KeyError, TypeError):
-        value = _last_words(finished.stderr) or f"ended with status {finished.returncode}"
+        # There is no answer, or one of another version of zeropods.
+        value = _last_words(probe.stderr) or f"ended with status {probe.returncode}"
         remedy = "install the same zeropods with its requirements on the pod"
         return replace(pod, checks=(*pod.checks, Check("python", "failed", value, remedy)))
 
@@ -676,7 +703,7 @@ def checks_here(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
 def _check(
     check: str, value: str, remedy: str = "", verdict: Literal["warning", "failed"] = "failed"
 ) -> Check:
-    """A check that is ok where there is no remedy."""
+    """A check with this verdict where there is a remedy, and ok where there is none."""
     return Check(check, verdict if remedy else "ok", value, remedy)
 
 
@@ -694,8 +721,8 @@ def check_programs() -> Check:
 
 
 def check_version(name: str, version: str | None, wanted: str | None) -> Check:
-    """Check that a package, or Python, has the master's version; another patch release of Python is
-    only a warning."""
+    """Check that a package, or Python, has the version `wanted`, which is the master's; another
+    patch release of Python is only a warning. None stands for a package that is missing."""
     value = version or "missing"
     if wanted is None:
         return _check(name, value, f"the master has no {name}; install requirements.txt there")
@@ -712,14 +739,19 @@ def check_version(name: str, version: str | None, wanted: str | None) -> Check:
 def lacking_operations(
     operations: Sequence[str] | None, *, has_gpus: bool
 ) -> dict[str, Collection[str] | None]:
-    """What this machine lacks to compile operations, by their names, as `lacking_for_operation`
-    says it; those for GPUs are left out on a machine without one.
+    """What this machine lacks to compile operations of DeepSpeed.
 
     Args:
         operations: as in `Expectation`.
-        has_gpus: whether processes of this machine train on GPUs.
+        has_gpus: whether processes of this machine train on GPUs; otherwise operations for GPUs are
+            left out.
+
+    Returns:
+        The names of what is missing, by the name of the operation; none where it can be compiled,
+        and None where it is compiled already.
     """
     if operations is None:
+        # No run is planned, so this is what any run on this machine may need.
         operations = (OFFLOAD_OPERATION,)
     lacking: dict[str, Collection[str] | None] = {}
     for name in operations:
@@ -732,10 +764,11 @@ def lacking_operations(
 def check_operations(
     lacking: Mapping[str, Collection[str] | None], *, are_needed: bool = True
 ) -> Check:
-    """Check that operations of DeepSpeed can be loaded; `lacking` is from `lacking_operations`.
+    """Check that operations of DeepSpeed can be loaded; the worst of them is the value.
 
     Args:
-        are_needed: whether the run that is planned needs them.
+        lacking: as `lacking_operations` returns it.
+        are_needed: whether a run is planned that needs them.
     """
     if not lacking:
         return _check("ops", "none needed")
@@ -766,8 +799,8 @@ def check_project(expected: Expectation) -> Check:
 
 
 def check_disk(project: int, temporary: int, shared: int) -> Check:
-    """Check the free bytes for checkpoints in the project folder, compilers in /tmp and shared
-    tensors in /dev/shm."""
+    """Check the free bytes: for checkpoints in the project folder, for compilers in /tmp
+    (`temporary`), and for shared tensors in /dev/shm (`shared`)."""
     if project < DISK_BYTES:
         return _check("disk", _gib(project), f"free up {_gib(DISK_BYTES)} in the project folder")
     for place, free in (("/tmp", temporary), ("/dev/shm", shared)):
@@ -789,7 +822,8 @@ def check_memory(available: int) -> Check:
 
 
 def check_gpus(gpus: Sequence[GpuState], slots: int, cores: int) -> tuple[Check, Check]:
-    """Check that nobody else uses the GPUs, and that each process has a GPU or core."""
+    """Check that nobody else uses the GPUs, and that each process has a GPU or, without GPUs, a
+    core."""
     if not gpus:
         return _check("GPU memory", "no GPU"), _check_cores(slots, cores)
     slots_remedy = ""
@@ -807,7 +841,7 @@ def _check_cores(slots: int, cores: int) -> Check:
 
 
 def _check_gpu_memory(gpus: Sequence[GpuState]) -> Check:
-    """Check the GPU of which the smallest share is free."""
+    """Check that enough is free of the GPU of which the smallest share is free."""
     fullest = min(gpus, key=lambda gpu: gpu.free_bytes / gpu.total_bytes)
     value = f"{_gib(fullest.free_bytes)} of {_gib(fullest.total_bytes)}"
     if fullest.free_bytes / fullest.total_bytes < GPU_FREE_FRACTION:
@@ -860,10 +894,12 @@ def gpu_states() -> list[GpuState]:
 
 
 def _part_of(nvml: Any, handle: Any) -> Any:
-    """NVML's handle of the part that CUDA shows of a GPU which MIG divides, or of the whole GPU."""
+    """NVML's handle of the first part that this process can use of a GPU which MIG divides, since
+    CUDA shows one part only; or of the whole GPU."""
+    # NVML may refuse the question where the GPU, or its driver, knows no MIG.
     with suppress(nvml.NVMLError):
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            # Of several containers on one GPU, each can use only its own parts.
+            # A part that does not exist, or belongs to another container, is passed over.
             with suppress(nvml.NVMLError):
                 return nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
     return handle
@@ -888,7 +924,9 @@ def _gib(value: int) -> str:
 
 
 def main() -> int:
-    """Print this machine's checks and the time of its clock."""
+    """Print this machine's checks, what is known of it and the time of its clock, as one line of
+    JSON."""
+    # Its signal ends this process where anything below hangs.
     signal.alarm(PROBE_SECONDS)
     expected = Expectation(**json.loads(sys.argv[1]))
     gpus = gpu_states()

@@ -466,8 +466,7 @@ def _gather(
                 if not worker.has_ended:
                     continue
                 is_replacement = worker.id in replacement_ids
-                may_be_replaced = waiting.replace_lost and workers.may_replace(worker.id)
-                if is_replacement or not may_be_replaced:
+                if not _may_replace(workers, worker, waiting, is_replacement=is_replacement):
                     raise UserError(f"{_failure_prefix(cluster)}: {worker.description}")
                 cluster, new_id = _replace_worker(cluster, workers, worker, orders)
                 rendezvous.forget(worker.id)
@@ -479,6 +478,14 @@ def _gather(
             if time.monotonic() >= deadline:
                 number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {number}: {_why_not_ready(missing)}")
+
+
+def _may_replace(
+    workers: Backend, ended: Worker, waiting: _Waiting, *, is_replacement: bool
+) -> bool:
+    """Whether a worker that has ended gets another in its place; one that took the place of another
+    gets none."""
+    return waiting.replace_lost and not is_replacement and workers.may_replace(ended.id)
 
 
 def _failure_prefix(cluster: Cluster) -> str:
