@@ -38,8 +38,9 @@ class VisibleGpu:
 
 
 def visible_gpus() -> tuple[VisibleGpu, ...]:
-    """The GPUs that CUDA shows this process, in CUDA's order; CUDA itself is not asked, so a later
-    fork can use it.
+    """The GPUs that CUDA shows this process, in CUDA's order; none where there is no NVIDIA driver.
+
+    NVML is asked and CUDA is not, since a process that has used CUDA cannot be forked any more.
 
     Raises:
         UserError: there is an NVIDIA driver, but it does not answer.
@@ -88,12 +89,17 @@ def _names(value: str) -> list[str]:
 
 
 def _uuid_of(name: str, uuids: Sequence[str]) -> str | None:
-    """UUID of the GPU with this number, or whose UUID begins so; None where there is no such
-    GPU."""
+    """UUID of the GPU with this number, or of the only one whose UUID begins so; None where there
+    is no such GPU.
+
+    Args:
+        uuids: UUIDs of all GPUs, in the order of their numbers.
+    """
     if name.isdecimal():
         number = int(name)
         return uuids[number] if number < len(uuids) else None
     if name.startswith("MIG-"):
+        # A part of a GPU is not among the UUIDs, which are of whole GPUs; it is taken at its word.
         return name if uuids else None
     if not name.startswith("GPU-"):
         return None
@@ -112,7 +118,8 @@ def shared_gpus(pods: int, slots: int | None) -> tuple[str, ...]:
     get `HIDDEN`: those with a GPU could not train together with those without.
 
     Args:
-        slots: GPUs of each pod; if not given, as many as there are for each.
+        slots: GPUs of each pod; if not given, they are divided among the pods, and what is left
+            over is not used.
     """
     names = [gpu.name for gpu in visible_gpus()]
     if not names:
@@ -146,12 +153,12 @@ def too_few(pods: int, slots: int | None) -> str:
 
 
 def has_too_few(processes: int) -> bool:
-    """Whether this process sees GPUs, but fewer than so many processes need."""
+    """Whether this process sees GPUs, but fewer than one for each of so many processes."""
     return 0 < own_gpus() < processes
 
 
 def check_gpus_for(processes: int) -> None:
-    """Refuse so many processes on this machine where it has GPUs, but fewer than these."""
+    """Raise `UserError` where `has_too_few` GPUs are seen for so many processes on this machine."""
     if has_too_few(processes):
         gpus = counted(own_gpus(), "visible GPU")
         reason = f"there are {processes} processes for {gpus}"
@@ -163,7 +170,8 @@ def check_gpus_for(processes: int) -> None:
 
 
 def gpus_of_slots(value: str | None, slots: Sequence[int]) -> str:
-    """Value of CUDA_VISIBLE_DEVICES for the ranks of these slots, numbered from 0.
+    """Value of CUDA_VISIBLE_DEVICES for the ranks of these slots, numbered from 0; slots beyond the
+    visible GPUs get none, and where no GPU is left, the value hides all.
 
     Args:
         value: that of the process that starts the ranks; None where it is not set, and all GPUs are
@@ -177,12 +185,13 @@ def gpus_of_slots(value: str | None, slots: Sequence[int]) -> str:
 
 
 def take_pods_gpus() -> None:
-    """Give this process the GPUs of its pod where DeepSpeed's own launcher has started it; call it
-    before CUDA is used.
+    """Set this process's `VISIBLE` to the GPUs of its slots on its pod, where DeepSpeed's own
+    launcher has started it; call it before CUDA is used. `POD_GPUS` is removed.
 
     Ranks that `launch/light.py` starts have them already.
     """
-    of_pod = os.environ.pop(POD_GPUS, None)
-    if of_pod is not None and BY_DEEPSPEED in os.environ:
+    gpus_of_pod = os.environ.pop(POD_GPUS, None)
+    if gpus_of_pod is not None and BY_DEEPSPEED in os.environ:
+        # The launcher has put the numbers of the slots there.
         slots = [int(name) for name in _names(os.environ.get(VISIBLE, ""))]
-        os.environ[VISIBLE] = gpus_of_slots(of_pod, slots)
+        os.environ[VISIBLE] = gpus_of_slots(gpus_of_pod, slots)

@@ -26,6 +26,7 @@ ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 a range of hosts."""
 HOST_LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
 BLANK = " \t\r"
+"""Signs that do not count at the ends of a line, the `\\r` of Windows among them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Host:
     """Number of processes that it gets, one for each GPU."""
 
     def __post_init__(self) -> None:
+        """Raise `UserError` where this is no valid host."""
         if HOST_LINE.fullmatch(self.line()) is None:
             expected = "expected a host name or IPv4 address, and 1 to 9999 slots"
             raise UserError(f"{self.line()!r}: {expected}")
@@ -56,7 +58,9 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
         UserError: a line is not `ADDRESS slots=GPUS`, with what is wrong about it; an address
             occurs twice; or there is no host.
     """
-    hosts: dict[str, tuple[int, Host]] = {}
+    hosts: list[Host] = []
+    lines_of_addresses: dict[str, int] = {}
+    """Number of the line of each address, which is the same in upper and lower case."""
     for number, line in enumerate(text.split("\n"), start=1):
         without_comment = line.partition("#")[0].strip(BLANK)
         if not without_comment:
@@ -65,13 +69,15 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
         if match is None:
             raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; {_fault(without_comment)}")
         host = Host(match[1], int(match[2]))
-        earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
-        if earlier != number:
+        earlier = lines_of_addresses.get(host.address.lower())
+        if earlier is not None:
             reason = f"{host.address!r} is on line {earlier} already"
             raise UserError(f"{place}:{number}: {reason}; remove one of them")
+        lines_of_addresses[host.address.lower()] = number
+        hosts.append(host)
     if not hosts:
         raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
-    return tuple(host for _, host in hosts.values())
+    return tuple(hosts)
 
 
 EXPECTED = "expected '<address> slots=<gpus>'"
@@ -80,10 +86,10 @@ PATTERN_SIGNS = frozenset("[]*?,")
 
 
 def _fault(line: str) -> str:
-    """What is wrong with a line that is no host's, and what to write instead.
+    """What is wrong with a line that does not match `HOST_LINE`, and what to write instead.
 
     Args:
-        line: the line without its comment.
+        line: the line without its comment, and without blanks at its ends.
     """
     words = re.split(r"[ \t]+", line)
     if words[0].startswith("slots"):
@@ -110,8 +116,8 @@ def _address_fault(address: str) -> str | None:
     """What is wrong with an address, and what to write instead; None where nothing is."""
     if ADDRESS.fullmatch(address) is not None:
         return None
-    user, at, host = address.partition("@")
-    if at and ADDRESS.fullmatch(host) is not None:
+    user, at_sign, host = address.partition("@")
+    if at_sign and ADDRESS.fullmatch(host) is not None:
         return (
             f"a user is not part of an address; write '{host}', and 'User {user}' for it in "
             "~/.ssh/config or in the file of --ssh-config"
@@ -120,8 +126,8 @@ def _address_fault(address: str) -> str | None:
         return "IPv6 is not supported; write the host's name or its IPv4 address"
     if PATTERN_SIGNS & set(address):
         return "several hosts on one line; write a line '<address> slots=<gpus>' for each"
-    scheme, is_url, rest = address.partition("://")
-    if is_url:
+    scheme, url_sign, rest = address.partition("://")
+    if url_sign:
         host = rest.partition("/")[0]
         return f"{scheme}:// is not part of an address; write '{host}'"
     host, colon, port = address.partition(":")
@@ -145,10 +151,11 @@ def _is_ipv6(address: str) -> bool:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a hostfile; `UserError` where there is no such file, or as in
+    """The hosts of a hostfile; `UserError` where there is no such file, or a line is wrong as in
     `parse_hostfile`."""
     try:
-        # Windows puts a mark first.
+        # Editors of Windows begin a file with a mark. Bytes that are no UTF-8 are shown in the
+        # error about their line.
         text = path.read_text(encoding="utf-8-sig", errors="backslashreplace")
     except (FileNotFoundError, IsADirectoryError):
         reason = "a folder" if path.is_dir() else "no such hostfile"
@@ -180,7 +187,7 @@ SOMEWHERE_ELSE = "192.0.2.1"
 
 def own_address() -> str:
     """This pod's IPv4 address: the one that CML states, else that of the default route, else
-    loopback."""
+    loopback; `UserError` where CML's variable holds anything else than an IPv4 address."""
     for variable in ADDRESS_VARIABLES:
         address = os.environ.get(variable, "")
         if address in ("", UNKNOWN_ADDRESS):
@@ -211,7 +218,8 @@ def is_loopback(address: str) -> bool:
 
 
 def interface(address: str) -> str | None:
-    """Name of the network interface that has this IPv4 address; None where no interface has it."""
+    """Name of the network interface that has this IPv4 address, `lo` for any loopback address; None
+    where no interface has it."""
     import psutil
 
     if is_loopback(address):

@@ -30,6 +30,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+"""Where Linux shows its processes, and its control groups."""
 CGROUP_FILES = (
     ("memory", "memory.oom_control"),
     ("", "memory.events"),
@@ -46,12 +47,14 @@ PLACE = ("ZEROPODS_GAP", "0" * 16)
 """Environment variable of that server, as long as the mark of a run: each fork overwrites it with
 the mark."""
 SIGNAL_PAUSE_SECONDS = 0.05
+"""Seconds between two looks at the processes that are ended."""
 KILL_SECONDS = 20.0
 """Seconds for which SIGKILL is repeated; a process that is left then hangs in the kernel."""
 SHELLS = frozenset(
     {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"}
 )
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
+"""How the argument ends with which Python is told to run DeepSpeed's launcher."""
 
 # One process, which psutil tells from a later one with the same pid by its creation time.
 
@@ -78,8 +81,8 @@ def send(process: Process, signum: int) -> None:
 
 
 def variable(process: Process, name: str) -> str | None:
-    """Value of an environment variable with which a process was started; None where it has none or
-    cannot be asked."""
+    """Value of an environment variable with which a process was started; None where it was started
+    without this variable, or its environment cannot be read."""
     with suppress(psutil.Error, OSError):
         value: str | None = process.environ().get(name)
         return value
@@ -91,14 +94,16 @@ def processes_with(name: str, value: str) -> list[Process]:
     return [process for process in psutil.process_iter() if variable(process, name) == value]
 
 
-def catches(process: Process, number: int) -> bool:
+def catches(process: Process, signum: int) -> bool:
     """Whether a process has a handler of its own for a signal (`SigCgt`, proc(5))."""
     status = _text(PROC / str(process.pid) / "status")
-    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    if mask is None:
+    match = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    if match is None:
         return False
-    bit = int(mask[1], 16) >> (number - 1) & 1
-    return bool(bit)
+    caught_signals = int(match[1], 16)
+    # Bit 0 stands for signal 1.
+    bit = 1 << (signum - 1)
+    return bool(caught_signals & bit)
 
 
 def ask_for_stacks(processes: Iterable[Process]) -> None:
@@ -112,16 +117,17 @@ def ask_for_stacks(processes: Iterable[Process]) -> None:
 
 
 def start_bound(
-    argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **how: Any
+    argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **options: Any
 ) -> subprocess.Popen[bytes]:
     """Start a command without stdin, in a session of its own, which no terminal's Ctrl-C reaches.
 
-    The command gets the signal `at_end` when this process is gone. `how`: further arguments of
-    `Popen`.
+    Args:
+        at_end: signal that the command gets when this process is gone.
+        options: further arguments of `Popen`; `env`, if not given, is `child_environment()`.
     """
-    how = {"env": child_environment(), **how}
+    options = {"env": child_environment(), **options}
     return subprocess.Popen(
-        bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **how
+        bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **options
     )
 
 
@@ -137,8 +143,8 @@ def descendants(pid: int) -> list[Process]:
 
 
 def child_pids(pid: int) -> list[int]:
-    """Pids of a single-threaded process's children; none where the kernel does not tell. Far
-    cheaper than a tree."""
+    """Pids of the children of a process's first thread; none where the kernel does not tell. This
+    is far cheaper than reading a tree."""
     children = _text(PROC / str(pid) / "task" / str(pid) / "children")
     return [int(child) for child in children.split()]
 
@@ -146,13 +152,14 @@ def child_pids(pid: int) -> list[int]:
 def end(
     find: Callable[[], Iterable[Process]], seconds: float, sent_sigterm: set[Process] | None = None
 ) -> int:
-    """End processes: SIGTERM to those that take it, SIGKILL to all that are left `seconds` later.
+    """End processes and wait until they have ended: SIGTERM to those that take it, SIGKILL to all
+    that are left `seconds` later.
 
     Args:
-        find: returns the processes. It is called until it finds none twice in a row, since a
-            process may be missed while its parent ends.
-        sent_sigterm: processes that were sent SIGTERM already; others are added. A second SIGTERM
-            would cut their end short.
+        find: returns the processes. It is called until none of them is alive twice in a row, since
+            a process may be missed while its parent ends.
+        sent_sigterm: processes that were sent SIGTERM already; those that are sent it here are
+            added. A second SIGTERM would cut their end short.
 
     Returns:
         Number of processes that are left nevertheless; they hang in the kernel.
@@ -164,11 +171,11 @@ def end(
     while True:
         alive = [process for process in find() if is_alive(process)]
         times_empty = 0 if alive else times_empty + 1
-        past_deadline = time.monotonic() - kill_at
-        if times_empty == 2 or past_deadline > KILL_SECONDS:
+        seconds_of_killing = time.monotonic() - kill_at
+        if times_empty == 2 or seconds_of_killing > KILL_SECONDS:
             return len(alive)
         for process in alive:
-            if past_deadline >= 0:
+            if seconds_of_killing >= 0:
                 send(process, signal.SIGKILL)
             elif process not in sent_sigterm and takes_sigterm(process):
                 sent_sigterm.add(process)
@@ -188,6 +195,7 @@ def takes_sigterm(process: Process) -> bool:
         name = process.name()
         arguments = process.cmdline()
     except psutil.Error:
+        # It has ended meanwhile, or is not ours.
         return False
     if name in SHELLS or name.startswith("sshd"):
         return False
@@ -198,6 +206,7 @@ def takes_sigterm(process: Process) -> bool:
 def reap() -> dict[int, int]:
     """Reap children that have ended; return their exit codes by pid, negative for a signal."""
     codes: dict[int, int] = {}
+    # The error says that there is no child at all.
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -219,18 +228,18 @@ def handled(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    former_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, former in before.items():
-            signal.signal(number, former)
+        for number, former_handler in former_handlers.items():
+            signal.signal(number, former_handler)
 
 
 @contextmanager
 def noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINT, SIGTERM and SIGHUP that came; these interrupt nothing, so no clean-up is
-    cut short."""
+    """Note SIGINT, SIGTERM and SIGHUP inside the block: the list gets their names as they come.
+    They interrupt nothing, so that no clean-up is cut short."""
     noted: list[str] = []
     with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
         yield noted
@@ -238,7 +247,8 @@ def noted_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Let the block finish before Ctrl-C, SIGTERM or SIGHUP takes effect.
+    """Let the block finish before Ctrl-C, SIGTERM or SIGHUP takes effect; of several, the first one
+    does.
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
@@ -248,13 +258,15 @@ def signals_deferred() -> Iterator[None]:
             yield
     finally:
         if received:
+            # The handlers are the former ones again.
             os.kill(os.getpid(), received[0])
 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise `SystemExit` inside the block, if they would end the process
-    without clean-up."""
+    """Make SIGTERM and SIGHUP raise `SystemExit` inside the block where they have no handler, and
+    would end the process without clean-up. The status is 128 and the signal's number, as a shell
+    has it."""
     unhandled = []
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -283,13 +295,18 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def _cgroup_files(proc: Path, cgroups: Path) -> list[Path]:
-    """Where the count of this process's group may be, the most likely place first."""
+    """Files that may have the count of this process's group, the most likely one first; none where
+    the kernel has no groups."""
     lines = _text(proc / "self" / "cgroup").splitlines()
     if not lines:
         return []
-    names = {"", *(line.split(":", 2)[2].lstrip("/") for line in lines)}
+    # The root comes too, which is the group of a container.
+    group_paths = {""}
+    for line in lines:
+        # A line is NUMBER:CONTROLLERS:PATH.
+        group_paths.add(line.split(":", 2)[2].lstrip("/"))
     # The longest path comes first: it is the group's own where there are several hierarchies.
-    paths = sorted(names, key=len, reverse=True)
+    paths = sorted(group_paths, key=len, reverse=True)
     files = []
     for hierarchy, file in CGROUP_FILES:
         for path in paths:
@@ -306,6 +323,7 @@ def oom_kills_since(before: int | None) -> int | None:
 
 
 def _text(file: Path) -> str:
+    """Content of a file of the kernel's; nothing where it cannot be read."""
     with suppress(OSError):
         return file.read_text(encoding="ascii", errors="replace")
     return ""
@@ -329,6 +347,7 @@ def make_private_folder(prefix: str) -> Path:
     them.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # It is held, or another process has just removed it.
         with suppress(OSError):
             _remove_abandoned(path)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -338,7 +357,8 @@ def make_private_folder(prefix: str) -> Path:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user's that nobody holds; `OSError` where somebody does."""
+    """Remove a folder of this user's that nobody holds and that is not fresh; `OSError` where
+    somebody holds it."""
     status = folder.lstat()
     is_ours = status.st_uid == os.geteuid()
     if is_ours and time.time() - status.st_mtime > FRESH_SECONDS:

@@ -24,6 +24,7 @@ from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, own_programs_first, required_programs
 
 OUTPUT_SECONDS = 30.0
+"""Seconds that a program such as ssh-keygen has for its work."""
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
@@ -56,6 +57,7 @@ SSHD_LOG = "sshd.log"
 FORKS = "forks"
 """Name of the socket of the pod's fork server, in the same folder."""
 RUN_FOLDER = Path("/run/sshd")
+"""Folder without which sshd, built as Debian does, does not start for root."""
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
 """CML's variables that an ssh session on a pod gets, and no others of CML's: `CDSW_API_KEY` is a
 secret."""
@@ -113,7 +115,7 @@ def output_of(argv: Sequence[str], fault: str, remedy: str) -> str:
         remedy: how the error ends.
     """
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -122,18 +124,19 @@ def output_of(argv: Sequence[str], fault: str, remedy: str) -> str:
             check=True,
         )
     except subprocess.SubprocessError as error:
+        # Without stderr, as after the time limit, the error itself says what happened.
         complaint = str(getattr(error, "stderr", None) or error)
         reason = " ".join(complaint.split())
         raise UserError(f"{fault}: {reason}; {remedy}") from None
-    return done.stdout
+    return completed.stdout
 
 
 # The client
 
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
-    """Text of `known_hosts` from (address, port other than 22, key `ssh-ed25519 AAAA...`); a host
-    may have several."""
+    """Text of `known_hosts` with a line for each entry: address, port, which is not 22, and public
+    key `ssh-ed25519 AAAA...`. A host may have several."""
     return "".join(f"[{address}]:{port} {key}\n" for address, port, key in entries)
 
 
@@ -143,7 +146,9 @@ def ssh_config_text(
     """One `Host` block for pods of the cluster; it does not affect other hosts.
 
     Args:
-        key: path in a folder that `pdsh_ssh_arguments` has accepted, as that of `known_hosts` is.
+        key: path of the private key. Neither this path nor that of `known_hosts` is quoted, so both
+            consist of the characters that `pdsh_ssh_arguments` accepts.
+        user: account on the pods.
     """
     options = {
         # The name of a domain account contains a backslash.
@@ -162,11 +167,12 @@ def ssh_config_text(
 def ssh_argv(
     ssh_config: Path | None, address: str, command: Sequence[str], **options: object
 ) -> list[str]:
-    """The argument list that runs `command` on a host, whose shell reads it as the same arguments.
+    """The argument list that runs `command` on a host; it is quoted, so that the host's shell takes
+    it apart into the same arguments.
 
     Args:
         ssh_config: None for the user's own configuration, to which `ALWAYS` still applies.
-        options: further ssh options.
+        options: further ssh options, which take precedence over `ALWAYS`.
     """
     argv = ["ssh", "-T"]
     if ssh_config is not None:
@@ -198,13 +204,18 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
 async def start_sshd(
     folder: Path, address: str, ports: Sequence[int], authorized_key: str
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a daemon, a child of this process that the kernel kills when this process ends; return
-    it and its port.
+    """Start a daemon and wait until it listens. It is a child of this process, and the kernel kills
+    it when this process ends.
 
     Args:
         folder: absolute path of a folder of mode 700 that holds the host key; configuration and log
             are written there.
+        address: address of the pod, at which it listens.
         ports: ports to try; the first free one is taken.
+        authorized_key: public key that may log in.
+
+    Returns:
+        The daemon and its port.
 
     Raises:
         UserError: sshd is not installed or does not come up.
@@ -245,9 +256,10 @@ def _sshd_options(folder: Path, address: str) -> dict[str, str]:
     return {
         "ListenAddress": address,
         "HostKey": f'"{folder / HOST_KEY}"',
+        # In this option sshd would expand %h and the like.
         "AuthorizedKeysFile": f'"{folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
         "AllowUsers": account(),
-        # One line, since sshd heeds only the first one.
+        # All on one line, since sshd heeds only the first `SetEnv`.
         "SetEnv": " ".join(f'"{name}={value}"' for name, value in variables.items()),
     }
 
@@ -278,10 +290,8 @@ def session_variables(folder: Path, address: str) -> dict[str, str]:
 async def _wait_until_it_listens(
     process: subprocess.Popen[bytes], folder: Path, address: str
 ) -> bool:
-    """Wait until a daemon listens; returns False where it has ended instead.
-
-    `UserError` where it has done neither after `SSHD_START_SECONDS`.
-    """
+    """Wait until a daemon listens, and return whether it does; it does not where it has ended,
+    because its port is taken. `UserError` where it has done neither after `SSHD_START_SECONDS`."""
     deadline = time.monotonic() + SSHD_START_SECONDS
     while process.poll() is None:
         if LISTENS in _log(folder):
@@ -302,6 +312,7 @@ def sshd_last_words(folder: Path) -> str:
 
 
 def _log(folder: Path) -> str:
+    """What the daemon has logged; nothing where it has written no log yet."""
     log = folder / SSHD_LOG
     if not log.is_file():
         return ""
@@ -318,7 +329,8 @@ def has_account() -> bool:
 
 
 def account() -> str:
-    """Name of this user's account, the only one that may log in."""
+    """Name of this user's account, the only one that may log in; `UserError` where the user has
+    none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -58,7 +58,8 @@ class Worker:
     id: str
     has_ended: bool
     description: str
-    """Which worker it is, what it does or how it ended, and what it said or where to read that."""
+    """For messages: which worker it is, what it does or how it ended, and what it wrote last or
+    where to read that."""
     status: str = ""
     """What its backend says of it as long as it is not a pod yet, in a few words; empty for a
     process of this machine, which starts at once."""
@@ -87,6 +88,7 @@ class WorkerProcess:
         if process is None or not is_alive(process):
             return None
         if abs(process.create_time() - self.started) > CLOCK_SHIFT_SECONDS:
+            # The worker has ended, and another process has got its pid.
             return None
         return process
 
@@ -118,7 +120,7 @@ class Backend(ABC):
         self.folder = folder
         self.settings = settings
         self.failure: str | None = None
-        """Why `start` could not create a worker; None where it has created all."""
+        """Why `start` or `replace` could not create a worker; None where all were created."""
 
     # What is known before there are any workers
 
@@ -130,10 +132,10 @@ class Backend(ABC):
 
     @classmethod
     def check_request(cls, nvidia_gpu: int | None, **of_cml: int | None) -> None:
-        """Refuse, with a `UserError`, what cannot be had from this backend here.
+        """Raise `UserError` where something is asked for that this backend cannot give here.
 
         Args:
-            nvidia_gpu: number of GPUs that was asked for each worker; None where none was.
+            nvidia_gpu: number of GPUs of each worker; None where no number was given.
             of_cml: the settings that are CML's ids, by their names; None where none was given.
         """
         for setting, value in of_cml.items():
@@ -153,14 +155,14 @@ class Backend(ABC):
         Args:
             slots: processes per pod; None for one per GPU.
         """
-        # These pods have machines, and so GPUs, of their own; the preflight looks whether that is
-        # true.
+        # Each pod has a machine of its own, and sees the GPUs there. Whether that is true, the
+        # preflight looks.
         return ()
 
     @classmethod
     def slots_of_pods(cls, count: int) -> int:
         """Number of slots of each of `count` pods where none is asked for: its GPUs, at least 1."""
-        # These pods have as many GPUs each as this machine.
+        # Each pod has a machine of its own, with as many GPUs as this one.
         return own_slots()
 
     @classmethod
@@ -183,28 +185,32 @@ class Backend(ABC):
     def start(self, orders: Mapping[str, object]) -> tuple[str, ...]:
         """Start an agent on each worker, and return the workers' ids.
 
-        Where a worker could not be created, `failure` says why, and the ids are those of the
-        others.
+        Where a worker could not be created, `failure` is set to the reason, and the ids are those
+        of the others.
 
         Args:
             orders: the fields of an agent's `Orders` that are the same for all.
         """
 
     def may_replace(self, worker: str) -> bool:
-        """Whether this worker could be replaced if it were lost."""
+        """Whether the worker with this id could be replaced if it were lost."""
         return False
 
     def replace(self, worker: str, orders: Mapping[str, object]) -> tuple[str, ...]:
-        """Start a new worker in the place of one that is lost and may be replaced, and return its
-        id; the lost one is ended.
+        """End a worker that is lost and may be replaced, and start a new one in its place.
+
+        Args:
+            worker: id of the lost worker.
+            orders: as in `start`.
 
         Returns:
-            Nothing where the new one could not be created; `failure` says why.
+            The id of the new worker alone; nothing where it could not be created, and then
+            `failure` is set to the reason.
         """
         return ()
 
     def withdraw(self, workers: Sequence[str]) -> None:
-        """End new workers that have taken the place of lost ones, and no other."""
+        """End the workers with these ids, which have taken the place of lost ones, and no other."""
         return
 
     @abstractmethod
@@ -213,8 +219,8 @@ class Backend(ABC):
 
     @abstractmethod
     def stop(self, ids: Sequence[str]) -> None:
-        """End the workers with these ids and all that are processes of this machine, and wait until
-        these are gone."""
+        """End the workers with these ids, and all workers that are processes of this machine, and
+        wait until these processes are gone."""
 
     def processes(self) -> Sequence[WorkerProcess]:
         """The workers that were started as processes of this machine, whether they run or not."""

@@ -50,9 +50,9 @@ WAITS_FOR = {
     "scheduling": "CML looks for a machine with {size}",
     "starting": "its machine fetches the runtime's image, which can take minutes on a new one",
 }
-"""What a worker waits for, by words for its status."""
+"""What a worker waits for, by CML's word for its status; `{size}` is the size of a worker."""
 WAITS_FOR_ROOM = "it waits for {size}; the quota is used up, or no machine is free"
-"""What it waits for with any other word."""
+"""What a worker waits for where its status is any other word."""
 CALL_AGAIN = "call again once CML answers"
 MOST_LETTERS = 60
 """Length to which a reason is cut in a line of progress."""
@@ -89,8 +89,8 @@ class CmlWorkers(ProcessWorkers):
 
     @classmethod
     def check_request(cls, nvidia_gpu: int | None, **of_cml: int | None) -> None:
-        """Refuse to start workers outside of a session, and what this version of CML cannot be
-        asked for; any number of GPUs may be."""
+        """Raise `UserError` outside of a session, and where this version of CML does not know one
+        of its own settings; any number of GPUs may be asked for."""
         parameters = parameters_of(cml_module())
         for parameter, setting in NEWER_PARAMETERS.items():
             value = of_cml.get(setting)
@@ -125,7 +125,8 @@ class CmlWorkers(ProcessWorkers):
         self._stop_workers(workers)
 
     def _launch(self, count: int, orders: Mapping[str, object]) -> tuple[str, ...]:
-        """Ask CML for so many workers; return the ids of those that it has created."""
+        """Ask CML for so many workers; return the ids of those that it has created. Where it could
+        not create all, `failure` is set to the reason."""
         launched = self._workers_from("launch_workers", **self._request(count, orders))
         created = [str(worker["id"]) for worker in launched if worker.get("id")]
         refused = [worker for worker in launched if not worker.get("id")]
@@ -137,6 +138,8 @@ class CmlWorkers(ProcessWorkers):
 
     def _request(self, count: int, orders: Mapping[str, object]) -> dict[str, object]:
         """The arguments of `launch_workers`."""
+        # Pod 0 is in this session. The value of pod 1 is that of all workers: none, unless GPUs are
+        # hidden from every pod.
         orders_of_workers = {**orders, "slots": self.settings.slots, "gpus": self.gpus_of(1)}
         variables = {ORDERS: json.dumps(orders_of_workers)}
         for name in GIVEN_VARIABLES:
@@ -178,6 +181,7 @@ class CmlWorkers(ProcessWorkers):
             self._call("stop_workers", *running)
 
     def _cml_workers(self) -> Sequence[Worker]:
+        """The session's workers that CML knows, those that have ended included."""
         listed = self._workers_from("list_workers")
         # A worker that was never created may be listed too, and has no id.
         return [described(worker, self.settings) for worker in listed if worker.get("id")]
@@ -208,7 +212,12 @@ class CmlWorkers(ProcessWorkers):
 
 
 def described(listed: Mapping[str, Any], settings: Settings) -> Worker:
-    """A worker as CML describes it, whatever words its version uses."""
+    """A worker as CML describes it, whatever words its version uses.
+
+    Args:
+        listed: the worker as CML's `list_workers` returns it.
+        settings: those of its cluster, which have the size that it waits for.
+    """
     status = str(listed.get("status") or "unknown").lower()
     has_ended = bool(listed.get("finished_at")) or status in ENDED_STATUSES
     is_running = not has_ended and status == "running"
@@ -232,6 +241,7 @@ def described(listed: Mapping[str, Any], settings: Settings) -> Worker:
 
 
 def _how_it_ended(listed: Mapping[str, Any], status: str) -> str:
+    """How a worker that has ended did so, in words."""
     code = listed.get("exit_code")
     if code is None:
         return f"ended with status {status}"
@@ -248,7 +258,7 @@ def reason_of(listed: Mapping[str, Any]) -> str | None:
 
 
 def size_of_worker(settings: Settings) -> str:
-    """What each worker needs."""
+    """The size of each worker in words."""
     gpus = f"{settings.nvidia_gpu} GPUs"
     if settings.resource_profile is not None:
         return f"resource profile {settings.resource_profile} and {gpus}"

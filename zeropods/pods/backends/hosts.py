@@ -65,15 +65,15 @@ class OwnHosts(ProcessWorkers):
 
     @cached_property
     def places(self) -> Sequence[Place]:
-        """The hosts in the order of the hostfile, looked up on first use: ending a cluster needs no
-        look-up."""
+        """The hosts in the order of the hostfile. They are looked up on first use, since ending a
+        cluster needs no look-up; `UserError` where one has no address, or two have the same."""
         hosts = parse_hostfile("\n".join(self.settings.hosts), "hostfile")
         ssh_config = self.settings.ssh_config or ""
         with ThreadPoolExecutor(min(len(hosts), MOST_LOOK_UPS)) as threads:
             looked_up = list(threads.map(partial(_look_up, ssh_config), hosts))
         beyond_loopback = [address for address, _ in looked_up if not is_loopback(address)]
         names: dict[str, str] = {}
-        """The hosts by their addresses."""
+        """What the hostfile calls the hosts, by their addresses."""
         places = []
         for number, host in enumerate(hosts):
             address, user = looked_up[number]
@@ -81,11 +81,12 @@ class OwnHosts(ProcessWorkers):
                 # The host is this machine under a name of its own; take the address that the other
                 # hosts know.
                 address = _source_address(beyond_loopback)
-            name = names.setdefault(address, host.address)
-            if name != host.address:
+            if address in names:
                 raise UserError(
-                    f"hostfile: {name} and {host.address} are both {address}; remove one of them"
+                    f"hostfile: {names[address]} and {host.address} are both {address}; remove one "
+                    "of them"
                 )
+            names[address] = host.address
             place = Place(
                 address,
                 host.slots,
@@ -99,8 +100,17 @@ class OwnHosts(ProcessWorkers):
 
 
 def _look_up(ssh_config: str, host: Host) -> tuple[str, str]:
-    """Ask ssh, which contacts no host for that, where it would connect to: the address, and the
-    account there."""
+    """Ask ssh where it would connect to, without contacting the host.
+
+    Args:
+        ssh_config: path of the ssh configuration; empty for the user's own.
+
+    Returns:
+        The host's IPv4 address, and the account there.
+
+    Raises:
+        UserError: ssh's configuration is wrong, or the host has no IPv4 address.
+    """
     argv = ["ssh", "-G"]
     if ssh_config:
         argv += ["-F", ssh_config]
@@ -117,8 +127,8 @@ def _look_up(ssh_config: str, host: Host) -> tuple[str, str]:
 
 
 def _source_address(addresses: Sequence[str]) -> str:
-    """This machine's address on the route to these, to the first one beyond loopback if there is
-    one."""
+    """This machine's address on the route to the first of these addresses that is not loopback, or
+    to the first one where all are; `UserError` where there is no route."""
     beyond_loopback = [address for address in addresses if not is_loopback(address)]
     destination = beyond_loopback[0] if beyond_loopback else addresses[0]
     try:
@@ -129,8 +139,8 @@ def _source_address(addresses: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Stand in for a worker: run its program on the host until it ends, or until this process is
-    asked to end."""
+    """Stand in for a worker: run its program on the host, and return its exit status. On SIGTERM
+    the program is told to end. `UserError` where ssh fails."""
     ssh_config, host, *program = sys.argv[1:]
     variables = {}
     for name, value in os.environ.items():
@@ -147,6 +157,7 @@ def main() -> int:
         bufsize=0,
         preexec_fn=lambda: end_with_parent(this_process, signal.SIGTERM),
     ) as ssh:
+        # They are pipes, see above.
         assert ssh.stdin is not None and ssh.stderr is not None
         stdin = ssh.stdin
         # If ssh has already ended, it says on stderr why.

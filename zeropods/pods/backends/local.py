@@ -47,8 +47,9 @@ class Place:
     gpus: str | None = None
     """The pod's GPUs, as a value of CUDA_VISIBLE_DEVICES; None for those that it sees."""
     before: tuple[str, ...] = ()
+    """Arguments before the agent's command, which make another program start it."""
     after: tuple[str, ...] = ()
-    """Arguments before and after the agent's command."""
+    """Arguments of the agent."""
 
 
 class ProcessWorkers(Backend):
@@ -73,7 +74,7 @@ class ProcessWorkers(Backend):
         return {place.address: place.user for place in self.places if place.user is not None}
 
     def gpus_of(self, number: int) -> str | None:
-        """GPUs of the pod with this number, counted from 0, as `Place.gpus`."""
+        """GPUs of the pod with this number, counted from 0, as in `Place.gpus`."""
         if not self.settings.gpus:
             return None
         return self.settings.gpus[number]
@@ -90,12 +91,14 @@ class ProcessWorkers(Backend):
         for record in self.processes():
             has_ended = record.find() is None
             state = self._how_it_ended(record.id) if has_ended else "is running"
-            words = f"worker {record.id} ({record.address}) {state}; {self._last_line(record.id)}"
-            workers.append(Worker(record.id, has_ended, words))
+            place = f"worker {record.id} ({record.address})"
+            description = f"{place} {state}; {self._last_line(record.id)}"
+            workers.append(Worker(record.id, has_ended, description))
         return workers
 
     def stop(self, ids: Sequence[str]) -> None:
         end(self._running, WORKER_STOP_SECONDS)
+        # Reaps those that this process has started.
         for popen in self._popens.values():
             popen.poll()
 
@@ -125,13 +128,15 @@ class ProcessWorkers(Backend):
         files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
 
     def _running(self) -> Sequence[Process]:
+        """The processes of the workers that have not ended."""
         processes = (record.find() for record in self.processes())
         return [process for process in processes if process is not None]
 
     def _how_it_ended(self, worker: str) -> str:
+        """How a worker that has ended did so, in words."""
         popen = self._popens.get(worker)
         if popen is None:
-            # The exit code of a worker that another process started is not known.
+            # Another process started it, and only that one gets the exit code.
             return "has ended (exit code unknown)"
         return f"ended with exit code {popen.poll()}"
 
@@ -174,8 +179,9 @@ class LocalWorkers(ProcessWorkers):
         if count > MOST_LOCAL_PODS:
             expected = f"expected at most {MOST_LOCAL_PODS} pods on a machine"
             raise UserError(f"--count {count}; {expected}")
-        drawn = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
-        first = IPv4Address(f"127.{drawn >> 8}.{drawn & 255}.1")
+        # A is not 0, where 127.0.0.1 is, nor 255, so that the last address is in 127.0.0.0/8 too.
+        a_and_b = random.SystemRandom().randrange(1 << 8, (1 << 16) - (1 << 8))
+        first = IPv4Address(f"127.{a_and_b >> 8}.{a_and_b & 255}.1")
         places = []
         for number in range(count):
             address = str(first + number)
