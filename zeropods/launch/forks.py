@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from zeropods import programs
 from zeropods.chatter import without_chatter
 from zeropods.pods.gpus import own_gpus
-from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap, start_bound
+from zeropods.pods.processes import MARK_GAP, RUN, make_private_folder, reap, start_bound
 from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
 from zeropods.train import quick_imports
 from zeropods.train.flags import PROJECT
@@ -279,7 +279,7 @@ def fork_as_requested(connection: socket.socket) -> int:
 def _can_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a fork behaves as a new process with this environment would: the mark of a run fits
     into its place, and libraries were imported with the same settings."""
-    place = os.environ.get(PLACE[0])
+    place = os.environ.get(MARK_GAP[0])
     can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
     return can_be_marked and early_variables(environment) <= early_variables(os.environ)
 
@@ -312,7 +312,7 @@ def run_as_new_process(request: Mapping[str, Any], streams: Sequence[int], paren
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
         argv = request["argv"]
         environment = request["environment"]
-        if RUN in environment and PLACE[0] in os.environ:
+        if RUN in environment and MARK_GAP[0] in os.environ:
             _show_run(environment[RUN])
         os.chdir(request["folder"])
         os.environ.clear()
@@ -355,7 +355,7 @@ def _show_run(run: str) -> None:
     fields = text.rpartition(")")[2].split()
     start = int(fields[47])
     end = int(fields[48])
-    offset = ctypes.string_at(start, end - start).index("=".join(PLACE).encode())
+    offset = ctypes.string_at(start, end - start).index("=".join(MARK_GAP).encode())
     variable = f"{RUN}={run}".encode()
     ctypes.memmove(start + offset, variable, len(variable))
 

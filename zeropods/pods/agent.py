@@ -388,7 +388,7 @@ class _Agent:
         if is_running:
             return
         socket_path = self._folder / FORKS
-        name, value = processes.PLACE
+        name, value = processes.MARK_GAP
         # Where it cannot be started, ranks start as new processes instead.
         with suppress(OSError):
             socket_path.unlink(missing_ok=True)

@@ -43,9 +43,9 @@ the agents find and end the processes by it. Its value is the name of the run's 
 FORKS_VARIABLE = "ZEROPODS_FORKS"
 """Environment variable that tells a pod's sessions the socket of the server that forks ranks
 (`launch/forks.py`)."""
-PLACE = ("ZEROPODS_GAP", "0" * 16)
-"""Environment variable of that server, as long as the mark of a run: each fork overwrites it with
-the mark."""
+MARK_GAP = ("ZEROPODS_GAP", "0" * 16)
+"""Name and value of an environment variable of that server. They are as long as the name and the
+value of `RUN`, with which each fork overwrites them in its memory."""
 SIGNAL_PAUSE_SECONDS = 0.05
 """Seconds between two looks at the processes that are ended."""
 KILL_SECONDS = 20.0
