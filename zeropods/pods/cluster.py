@@ -707,8 +707,8 @@ def answers(cluster: Cluster) -> bool:
 
 
 def require_this_machine(cluster: Cluster) -> None:
-    """Refuse to change a cluster of another machine, where alone the process ids of its workers
-    mean something."""
+    """Raise `UserError` where another machine started a cluster: only there do the process ids of
+    its workers mean something, so only there may it be changed."""
     if cluster.is_elsewhere:
         remedy = f"take another name, or end it with: zeropods pods down --name {cluster.name}"
         raise UserError(f"cluster {cluster.name}: {started_by(cluster)}; {remedy}")
@@ -753,7 +753,7 @@ def _how_to_end(cluster: Cluster) -> str:
 
 
 def why_out_of_reach(cluster: Cluster) -> str | None:
-    """Which pods of a cluster cannot be told from here to end, and why; None where all of them
+    """Why the pods of a cluster cannot all be told from here to end, in words; None where they
     can."""
     if not cluster.pods:
         return "it has no pods yet that could be told to end"
@@ -783,8 +783,8 @@ def left_of_others() -> list[str]:
 
 
 def has_long_been_silent(cluster: Cluster) -> bool:
-    """Whether its agents would show that they live, by touching the secret in its folder, and none
-    has done so for `LONG_SILENCE_SECONDS`."""
+    """Whether no agent of a cluster has shown that it lives, by touching the secret in the
+    cluster's folder, for `LONG_SILENCE_SECONDS`; False where the agents do not have that folder."""
     if not cluster.backend_class.shares_folder:
         return False
     return seconds_of_silence(cluster.folder) > LONG_SILENCE_SECONDS

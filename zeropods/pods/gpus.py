@@ -134,7 +134,7 @@ def shared_gpus(pods: int, slots: int | None) -> tuple[str, ...]:
     return tuple(shares)
 
 
-def too_few(pods: int, slots: int | None) -> str:
+def too_few_message(pods: int, slots: int | None) -> str:
     """What to say to people where `shared_gpus` hides the GPUs from these pods: why, and how some
     could be used."""
     gpus_per_pod = slots or 1

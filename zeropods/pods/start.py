@@ -40,7 +40,7 @@ from zeropods.pods.cluster import (
     write_access_files,
     write_cluster,
 )
-from zeropods.pods.gpus import HIDDEN, own_gpus, too_few
+from zeropods.pods.gpus import HIDDEN, own_gpus, too_few_message
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.leases import LEASES
 from zeropods.pods.machine import name_of_process, this_machine
@@ -104,12 +104,12 @@ def up(
         lease: kind of the lease, `kernel` or `idle`, see `LEASES`.
         lease_seconds: duration of the lease; if not given, that of its kind.
         cpu: cores of each CML worker.
-        memory: its GiB.
-        nvidia_gpu: its GPUs, if not given as many as here. With 0, pods of any kind train without
-            GPUs.
-        accelerator_label: CML's id of the kind of GPU that its workers get, where there are
+        memory: GiB of memory of each CML worker.
+        nvidia_gpu: GPUs of each CML worker; if not given, as many as here. With 0, pods of any
+            backend train without GPUs.
+        accelerator_label: CML's id of the kind of GPU that CML workers get, where there are
             several.
-        resource_profile: CML's id of the size of its workers, where it has such profiles.
+        resource_profile: CML's id of the size of CML workers, where it has such profiles.
         replace_lost: whether a CML worker that ends before all pods are ready is replaced by a new
             one, once, instead of ending the others.
 
@@ -128,8 +128,8 @@ def up(
     )
     hosts = _hosts(hostfile, ssh_config, count, slots, backend)
     backend_name = _backend_for(hosts, backend)
-    of_cml = {"accelerator_label": accelerator_label, "resource_profile": resource_profile}
-    BACKENDS[backend_name].check_request(nvidia_gpu, **of_cml)
+    cml_ids = {"accelerator_label": accelerator_label, "resource_profile": resource_profile}
+    BACKENDS[backend_name].check_request(nvidia_gpu, **cml_ids)
     _check_choices(backend_name, lease, replace_lost=replace_lost)
     waiting = _Waiting(_wait_seconds(seconds, backend_name), replace_lost)
     # Without hosts there is a count, as `_hosts` has made sure.
@@ -146,7 +146,7 @@ def up(
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
         gpus=_gpus_of_pods(backend_name, pod_count, slots, nvidia_gpu),
-        **of_cml,
+        **cml_ids,
     )
     folder = folder_of(name_of_process("kernel") if name is None else name)
     _check_programs(folder, hosts)
@@ -289,13 +289,13 @@ def _cluster_up(folder: Path, settings: Settings) -> Cluster | None:
     require_this_machine(cluster)
     if not cluster.pods:
         return None
-    pods = cluster.statuses()
-    ready = [pod for pod in pods if pod.is_ready]
+    statuses = cluster.statuses()
+    ready_pods = [status for status in statuses if status.is_ready]
     changes = _changes(cluster.settings, settings)
-    if len(ready) == len(pods) and not changes:
+    if len(ready_pods) == len(statuses) and not changes:
         return cluster
-    pods_in_use = [pod.pod for pod in ready if pod.runs]
-    if ready and changes:
+    pods_in_use = [status.pod for status in ready_pods if status.runs]
+    if ready_pods and changes:
         reason = f"up with other settings ({changes})"
     elif pods_in_use:
         reason = f"only partly up, with a run on {', '.join(pods_in_use)}"
@@ -341,7 +341,7 @@ def _make(folder: Path, settings: Settings, port: int | None, waiting: _Waiting)
         undo.pop_all()
     hides_gpus_as_asked = settings.nvidia_gpu == 0
     if cluster.hides_gpus and not hides_gpus_as_asked:
-        reason = too_few(settings.count, settings.slots)
+        reason = too_few_message(settings.count, settings.slots)
         print(f"cluster {cluster.name}: {reason}", file=sys.stderr, flush=True)
     why_not_pdsh = cluster.why_not_pdsh()
     if why_not_pdsh is not None:
@@ -459,8 +459,8 @@ def _gather(
             if pods is not None:
                 bar.update(count - bar.n)
                 return cluster, pods
-            registered = rendezvous.registered
-            bar.update(len(registered) - bar.n)
+            registered_ids = rendezvous.registered
+            bar.update(len(registered_ids) - bar.n)
             awaited = [worker for worker in workers.list() if worker.id in awaited_ids]
             for worker in awaited:
                 if not worker.has_ended:
@@ -473,11 +473,11 @@ def _gather(
                 others = [other for other in awaited_ids if other != worker.id]
                 awaited_ids = (*others, new_id)
                 replacement_ids.add(new_id)
-            missing = [worker for worker in awaited if worker.id not in registered]
+            missing = [worker for worker in awaited if worker.id not in registered_ids]
             bar.set_postfix(Counter(worker.status for worker in missing if worker.status))
             if time.monotonic() >= deadline:
-                number = f"{len(registered)} of {count} pods after {waiting.seconds:g} s"
-                raise UserError(f"cluster {cluster.name}: {number}: {_why_not_ready(missing)}")
+                ready = f"{len(registered_ids)} of {count} pods after {waiting.seconds:g} s"
+                raise UserError(f"cluster {cluster.name}: {ready}: {_why_not_ready(missing)}")
 
 
 def _may_replace(

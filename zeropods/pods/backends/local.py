@@ -80,7 +80,7 @@ class ProcessWorkers(Backend):
         return self.settings.gpus[number]
 
     def start(self, orders: Mapping[str, object]) -> tuple[str, ...]:
-        # Only this user can read what is in a cluster's folder.
+        # Its mode does not matter: only this user can read what is in a cluster's folder.
         (self.folder / WORKER_LOGS).mkdir(exist_ok=True)
         for place in self.places:
             self._start_at(place, orders)
