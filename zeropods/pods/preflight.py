@@ -93,6 +93,7 @@ SSH_MESSAGES = {
         "unknown name",
         "correct '{address}' in the hostfile, or add it to ~/.ssh/config",
     ),
+    # `imeout` is in `Timeout` and in `timeout`.
     "timed out|imeout|No route to host|Network is unreachable": (
         NO_ANSWER,
         "{address} is cut off, not running, or its sshd hangs; see 'zeropods pods list'",
