@@ -135,8 +135,8 @@ class Rendezvous:
         self._outcome = Future[str]()
         """Why the cluster does not come up, or `NO_FAILURE` where all pods are there; it has no
         result as long as pods are waited for."""
-        self._is_over = threading.Event()
-        """Set when the caller leaves the `with` block."""
+        self._caller_left = threading.Event()
+        """Set once the caller leaves the `with` block."""
         self._server = Server(secret, REGISTRATION, self._attend, crowd=2 * count)
 
     def __enter__(self) -> Rendezvous:
@@ -149,7 +149,7 @@ class Rendezvous:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over.set()
+        self._caller_left.set()
         self._thread.join()
 
     @property
@@ -211,7 +211,7 @@ class Rendezvous:
         """Serve until the caller leaves; then tell the pods that still wait, and end all
         connections and the server."""
         await self._server.open(sock)
-        await asyncio.to_thread(self._is_over.wait)
+        await asyncio.to_thread(self._caller_left.wait)
         self._settle("it waits for no more pods")
         await self._server.close(FAREWELL_SECONDS)
 

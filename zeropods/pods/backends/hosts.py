@@ -157,7 +157,7 @@ def main() -> int:
         bufsize=0,
         preexec_fn=lambda: end_with_parent(this_process, signal.SIGTERM),
     ) as ssh:
-        # They are pipes, see above.
+        # Both are pipes, as asked for above.
         assert ssh.stdin is not None and ssh.stderr is not None
         stdin = ssh.stdin
         # If ssh has already ended, it says on stderr why.
