@@ -457,6 +457,10 @@ def _gather(
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
             if pods is not None:
+                if len(pods) < count:
+                    # The others have been told that all are there: none can be waited for.
+                    reason = "a worker has ended just when the last pod was ready; try again"
+                    raise UserError(f"{_failure_prefix(cluster)}: {reason}")
                 bar.update(count - bar.n)
                 return cluster, pods
             registered_ids = rendezvous.registered
@@ -468,8 +472,9 @@ def _gather(
                 is_replacement = worker.id in replacement_ids
                 if not _may_replace(workers, worker, waiting, is_replacement=is_replacement):
                     raise UserError(f"{_failure_prefix(cluster)}: {worker.description}")
-                cluster, new_id = _replace_worker(cluster, workers, worker, orders)
+                # First, so that the others are not told meanwhile that all are there.
                 rendezvous.forget(worker.id)
+                cluster, new_id = _replace_worker(cluster, workers, worker, orders)
                 others = [other for other in awaited_ids if other != worker.id]
                 awaited_ids = (*others, new_id)
                 replacement_ids.add(new_id)
