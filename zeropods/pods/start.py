@@ -457,10 +457,7 @@ def _gather(
         while True:
             pods = rendezvous.gather(min(WATCH_SECONDS, deadline - time.monotonic()))
             if pods is not None:
-                if len(pods) < count:
-                    # The others have been told that all are there: none can be waited for.
-                    reason = "a worker has ended just when the last pod was ready; try again"
-                    raise UserError(f"{_failure_prefix(cluster)}: {reason}")
+                _require_all(pods, count, cluster)
                 bar.update(count - bar.n)
                 return cluster, pods
             registered_ids = rendezvous.registered
@@ -483,6 +480,14 @@ def _gather(
             if time.monotonic() >= deadline:
                 ready = f"{len(registered_ids)} of {count} pods after {waiting.seconds:g} s"
                 raise UserError(f"cluster {cluster.name}: {ready}: {_why_not_ready(missing)}")
+
+
+def _require_all(pods: Sequence[Pod], count: int, cluster: Cluster) -> None:
+    """Refuse fewer pods than were waited for: one was forgotten just when the last one came, and
+    the others have been told that all are there, so none can be waited for any more."""
+    if len(pods) < count:
+        reason = "a worker has ended just when the last pod was ready; try again"
+        raise UserError(f"{_failure_prefix(cluster)}: {reason}")
 
 
 def _may_replace(
