@@ -249,7 +249,8 @@ def plan_on(
     Args:
         has_no_gpu: whether the ranks are known to have no GPU.
         global_batch: rows of all ranks in an optimizer step, from which the script's gradient
-            accumulation follows; if not given, the script's own flags count.
+            accumulation follows; if not given, it follows from the script's own `--global_batch`,
+            where the script has that.
         more: further fields of `Launch`.
     """
     ranks = sum(host.slots for host in hosts)

@@ -205,11 +205,11 @@ def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]
 
 
 def serve(listener: socket.socket, newest: int) -> None:
-    """Fork on request until no request has come for `IDLE_SECONDS`, or until the imported code is
-    older than its files, and all forks have ended.
+    """Fork on request, and return when no requests are taken any more and all forks have ended.
 
-    A client that is gone before its fork has ended makes the fork end. Anyone who may open the
-    socket's folder may send requests.
+    None are taken once none has come for `IDLE_SECONDS` while no fork ran, or once one comes after
+    files of the imported code have changed. A client that is gone before its fork has ended makes
+    the fork end. Anyone who may open the socket's folder may send requests.
 
     Args:
         newest: when the files of the imported code were last changed, in nanoseconds.
@@ -225,8 +225,9 @@ def serve(listener: socket.socket, newest: int) -> None:
         if listener in ready:
             connection, _ = listener.accept()
             takes_requests = takes_requests and newest_source() == newest
-            # If the code is older than its files, the connection is closed, as if there were no
-            # server.
+            # 0 where none was forked: requests are not taken any more, and the client sees a closed
+            # connection as if there were no server; or this one cannot be served. A fork itself
+            # never comes back here.
             pid = fork_as_requested(connection) if takes_requests else 0
             if pid:
                 clients[pid] = connection

@@ -158,12 +158,15 @@ def _fork_rank(
     words = [str(planned.script), *planned.arguments]
     environment = {**child_environment(), **_rank_variables(planned, rank)}
 
-    def begin(descriptor: int) -> Forked | None:
-        return fork(server, words, environment, (stdin.fileno(), descriptor, descriptor))
+    def begin(output_descriptor: int) -> Forked | None:
+        streams = (stdin.fileno(), output_descriptor, output_descriptor)
+        return fork(server, words, environment, streams)
 
     if planned.world_size == 1:
-        # The only rank writes into the log itself, which then goes on if this process is killed.
+        # It writes into the log itself, so that its last lines arrive even if this process is
+        # killed.
         return begin(output.fileno())
+    # What one of several writes comes through a pipe, from which it is passed on.
     return start_watched(rank, planned.folder, begin, output.fileno())
 
 

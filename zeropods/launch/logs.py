@@ -142,26 +142,27 @@ class RunLog(GrowingFile):
         show: Callable[[str], object] = lambda line: None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Create the run folder if it does not exist, and start a thread that shows lines.
+        """Create the run folder if it does not exist, and start a thread that shows the lines which
+        `read` puts up.
 
         Args:
-            show: is called, in that thread, with every line that is added from now on.
+            show: is called, in that thread, with each of these lines.
             names: the pods' names, by the prefix of their lines.
         """
         super().__init__(folder / LAUNCH_LOG)
         folder.mkdir(parents=True, exist_ok=True)
         self.names = dict(names or {})
         self.failed_at: dict[str, float] = {}
-        """Monotonic time in seconds at which pdsh, or what stands in its place, said that a pod's
-        session had failed, by the pod's name."""
+        """Monotonic time in seconds at which pdsh, or `launch/over_agents.py` in its place, said
+        that a pod's session had failed, by the pod's name."""
         self.session_statuses: dict[str, int] = {}
         """Exit status of each of these sessions, in the order in which they failed; for a signal it
         is 128 plus the signal's number."""
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
         self._to_show: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
         """Lines that wait for display; None ends it."""
-        # A reader that takes nothing (a full pipe) must not block supervision; one that is gone
-        # must not end the run.
+        # A thread, so that somebody who reads this process's output and takes nothing (a full
+        # pipe) does not block supervision; a daemon, so that this process can end all the same.
         self._display = threading.Thread(target=self._show, args=(show,), daemon=True)
         self._display.start()
 

@@ -413,7 +413,8 @@ def _check_pods(planned: Launch, cluster: Cluster) -> Preflight:
     operations = []
     if deepspeed is not None:
         needed_files = (*needed_files, deepspeed.path)
-        # An optimizer in main memory is stepped by CPU Adam, which has to be compiled.
+        # CPU Adam steps an optimizer in main memory, and has to be compiled. What steps one on a
+        # GPU is compiled by the CUDA toolkit where that is, and the run says where it is not.
         if operation_of(deepspeed.config) == CPU_ADAM:
             operations.append(CPU_ADAM)
         if is_quantized(deepspeed.config):

@@ -134,8 +134,9 @@ def fit_runs(folders: Iterable[Path], named: str) -> dict[str, object]:
         named: what the folders are, in words, for the calibration's source.
 
     Returns:
-        What the calibration was fitted to, the number of runs, the file, and by quantity the median
-        distance of a plan from its run, as a share of the plan.
+        What the calibration was fitted to; the number of runs, without those that were left out;
+        the file; and by quantity the median distance of a run from its plan, corrected by what the
+        other runs showed, as a share of that plan.
 
     Raises:
         UserError: too few runs can be planned, or a record cannot be read.
@@ -151,6 +152,7 @@ def fit_runs(folders: Iterable[Path], named: str) -> dict[str, object]:
     files.write_json(path, asdict(calibration))
     errors = {}
     for quantity in QUANTITIES:
+        # Of a perfect plan they are 1.
         values = _known_values(calibration.residuals, quantity)
         errors[quantity] = median(abs(value - 1) for value in values)
     return {

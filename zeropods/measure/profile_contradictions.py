@@ -331,11 +331,13 @@ def _holds(formula: Formula, figures: Figures) -> bool:
 
 
 def _findings_by_formulas(report: Report, unknown_by_tree: set[str]) -> Findings:
-    """Keys of figures that cannot be relied on, and a fault for each line that contradicts others.
+    """Keys of figures that cannot be relied on, and a fault for each line that contradicts others
+    and for each other figure that is unknown.
 
-    A figure is sound where a formula with it holds, or where the tree has the same. A line that
-    contradicts nothing but sound figures is the one that is wrong, and they say what is right; else
-    nobody knows which of the figures was changed, and all but the sound ones are unknown.
+    A figure is sound where a formula with it holds; the forward FLOPs also where the tree has the
+    same. Where a formula does not hold and all its inputs are sound, the line is wrong, and the
+    inputs give its right value. Otherwise nobody knows which figure was changed: the line is
+    unknown, and so are those inputs that are not sound.
 
     Args:
         unknown_by_tree: keys of figures that contradict the tree; lines that follow from them get

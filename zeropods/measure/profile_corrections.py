@@ -237,8 +237,8 @@ def _without_clock(figures: Figures, root: Module | None) -> Figures:
 
 
 def _times_counted(root: Module, rows: float | None) -> float | None:
-    """How often linear layers were counted, about 1 or 2: how many times as many tokens their MACs
-    imply as those of attention's products do. None where no attention shows it.
+    """By what factor linear layers were counted, about 1 or 2: the tokens that their MACs imply,
+    over those that the MACs of attention's products imply. None where no attention shows it.
 
     Args:
         rows: rows of the profiled pass; None where they are not known.
@@ -246,7 +246,8 @@ def _times_counted(root: Module, rows: float | None) -> float | None:
     products = _attention_products(root, rows) if rows else []
     if not products:
         return None
-    # The products grow with the square of the tokens.
+    # `implied` follows from the linear layers' tokens, `reported` is the report's; both are of
+    # products, which grow with the square of the tokens.
     return median(sqrt(product.implied / product.reported) for product in products)
 
 
@@ -391,11 +392,11 @@ class _Products(NamedTuple):
 
 
 def _attention_products(root: Module, rows: float) -> list[_Products]:
-    """The products of each attention module whose products stand out of the rounding error.
+    """The MACs of each attention module's products, where they stand out of the rounding error.
 
-    A module counts as attention if it has linear layers (queries first, the output last) and more
-    MACs than its children together. With T query and S key tokens in each of the rows, and heads of
-    `inner` features together, which the output layer takes in, its products have
+    A module counts as attention if it has two linear layers or more (queries first, the output
+    last) and more MACs than its children together. With T query and S key tokens in each of the
+    rows, and heads of `inner` features together, which the output layer takes in, its products have
     2 x rows x T x S x inner MACs.
     """
     products = []
@@ -407,7 +408,8 @@ def _attention_products(root: Module, rows: float) -> list[_Products]:
         rounding_error = rounding(module.macs)
         rounding_error += sum(rounding(child.macs) for child in module.children)
         is_clear = reported >= CLEAR * rounding_error
-        # These are tokens of all rows. With two layers, the first one makes queries and keys.
+        # Tokens of all rows, rows x T and rows x S. With two layers, the first makes queries and
+        # keys.
         query_tokens = layers[0].tokens
         key_tokens = layers[1].tokens if len(layers) > 2 else query_tokens
         output = layers[-1].linear
@@ -421,8 +423,8 @@ def _attention_products(root: Module, rows: float) -> list[_Products]:
 def _closed_form_macs(root: Module, rows: float) -> float | None:
     """MACs of a forward pass by arithmetic, for a tree whose linear layers are counted once.
 
-    They are in x out x tokens of each linear layer, plus attention's products. None where other
-    layers compute too (`Conv2d`).
+    They are the sum of in x out x tokens over the linear layers, plus attention's products. None
+    where other layers compute too (`Conv2d`).
     """
     linear_macs = 0
     for _, module in root.walk():
@@ -430,7 +432,7 @@ def _closed_form_macs(root: Module, rows: float) -> float | None:
             continue
         size = module.linear
         if size is not None:
-            # Printed MACs are rounded, but tokens are whole.
+            # They are worked out from printed MACs, which are rounded; tokens are whole.
             tokens = round(module.tokens or 0)
             linear_macs += tokens * size[0] * size[1]
         elif module.macs:
@@ -584,8 +586,9 @@ def _faults(correction: _Correction) -> Iterator[Fault]:
 
 
 def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
-    """Latencies that are the time of day, such as `1.8 Gs` (since 1970), because DeepSpeed never
-    started their timer: of the summary, and of the root with its FLOP/s."""
+    """A fault for the summary's forward latency where it is the time of day, such as `1.8 Gs`
+    (since 1970), because DeepSpeed never started its timer; one for the root's latency where it is
+    that, and one for the FLOP/s that DeepSpeed made of it."""
     report = checked.report
     if is_time_of_day(report.summary["forward_seconds"]):
         seconds = checked.figures["forward_seconds"]
@@ -596,6 +599,7 @@ def _time_of_day_faults(checked: Checked) -> Iterator[Fault]:
         return
     reason = REASONS_OF_FAULTS["root_latency"]
     if checked.passes != 1:
+        # The corrected latency is that of one pass, the summary's that of all.
         number = checked.passes or "unknown number of"
         reason = f"{reason}, divided by the {number} passes of a step"
     yield Fault(

@@ -90,10 +90,11 @@ class Activations:
             self.tied_gradients = 2 * work.element_bytes * shape.embedding
         beside_layers = value_at(saved.ends, *sizes)
         if work.checkpointing:
+            # Masks and rotations, which all layers are given.
             beside_layers += value_at(saved.held, *sizes)
         self.ends = round(beside_layers)
-        """Bytes saved beside the layers. `backward` counts them where the pass enters a stack of
-        layers, and not where it leaves one."""
+        """Bytes saved beside the layers. `backward` counts them at the last layer of a stack, where
+        the backward pass enters it, and not at the first."""
         self.copies = 0
         """With checkpointing, bytes of FP16 copies of weights, which autocast keeps until the loss
         is computed. Without it they are among the bytes of the layers, and this is 0."""
@@ -234,19 +235,22 @@ class Activations:
         return _activations(name, stack.all_kept, formula)
 
     def _loss_or_layer_term(self) -> Term:
-        """What the loss takes or, where that is more, the layer at work: one that is computed again
-        or, without checkpointing, the gradients within a layer beside the log-softmax."""
+        """The larger of two: what the loss takes, or what the layer at work adds. That is a layer
+        that is computed again, or without checkpointing, in a causal model, the gradients within a
+        layer beside the log-softmax, which is still kept."""
         work = self.work
         working = self.most_working
         is_causal = len(self.stacks) == 1
+        # A chunked loss keeps none.
         log_softmax = self.log_softmax if work.method.loss != CHUNKED else 0
         if work.checkpointing and self.loss < working:
             kind = f"{work.kernel} attention" if is_causal else "the larger of the two kinds"
             return _activations("one layer, computed again", working, f"{short(working)}B, {kind}")
-        if not work.checkpointing and is_causal and self.loss - log_softmax < working:
+        beside_layer = log_softmax + working
+        if not work.checkpointing and is_causal and self.loss < beside_layer:
             name = "log-softmax, and gradients within a layer"
             formula = f"{short(log_softmax)}B + {short(working)}B"
-            return _activations(name, log_softmax + working, formula)
+            return _activations(name, beside_layer, formula)
         if work.method.loss != OF_LABELS:
             name = f"logits and their gradients, loss {work.method.loss}"
             formula = f"{work.logit_rows} tokens x {self.loss / work.logit_rows / 1e3:.4g} kB"

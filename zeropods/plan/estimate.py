@@ -824,7 +824,8 @@ def _samples(request: Request, work: Workload) -> int | None:
         return request.samples
     if request.global_batch is not None:
         return request.steps * request.global_batch
-    # Steps are those of all pods. One process takes more of them for the same rows.
+    # Not `work.ranks`: steps are counted on all pods, and a technique that trains in one process
+    # takes more of them for the same rows.
     machines = request.machines
     return (
         request.steps

@@ -275,24 +275,27 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         return 0.0
     passes = work.gradient_accumulation
     parameters = share(work.shape.parameters, work.ranks)
-    # Gradients on their way to the masters, in FP32.
-    fp32_gradient_bytes = MASTER * parameters
-    if not technique.divides_parameters:
-        fp32_gradient_bytes = MASTER * work.shape.parameters
+    # FP32 gradients are those on their way to the masters.
     if technique.divides_parameters:
+        fp32_gradient_bytes = MASTER * parameters
         # Weights go to the GPU twice in a pass; gradients go there and back.
         weight_bytes = 2 * passes * work.element_bytes * parameters
         gradient_bytes = 2 * passes * work.element_bytes * parameters
         all_bytes = fp32_gradient_bytes + weight_bytes + gradient_bytes
+        # No other stage offloads to a disk.
         return all_bytes / machines.host_link + _nvme_seconds(work, machines)
 
+    # The processes copy in turn, so that each waits for the gradients of all.
+    fp32_gradient_bytes = MASTER * work.shape.parameters
     weight_bytes = work.element_bytes * parameters
     seconds = (fp32_gradient_bytes + weight_bytes) / machines.host_link
     if passes > 1:
+        # In stage 1 there and back once, in the pass that reduces.
         copies = 2
         if technique.divides_gradients:
             # There and back in each pass, but the first pass has nothing to fetch.
             copies = 2 * passes - 1
+        # Whole tensors, summed over all ranks.
         elements = touched_by_all(work.shape, work.rates_by_kind, work.ranks)
         gradient_bytes = copies * work.element_bytes * elements
         seconds += gradient_bytes / (GRADIENT_COPY_SHARE * machines.host_link)

@@ -576,8 +576,12 @@ def touched_by_all(shape: Shape, rates_by_kind: bool, ranks: int) -> int:
 def _ranks_of_tensors(
     shape: Shape, rates_by_kind: bool, ranks: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Of each tensor the number of its elements, the first rank whose share it lies in, and the one
-    after the last."""
+    """For each tensor its number of elements, the first rank whose share holds part of it, and the
+    rank after the last such one.
+
+    Args:
+        rates_by_kind: as for `_parameter_groups`.
+    """
     for sizes in _parameter_groups(shape, rates_by_kind):
         # A parameter group is cut into equal shares, wherever its tensors end.
         share_elements = share(sum(sizes), ranks)

@@ -218,8 +218,8 @@ class Pass:
             )
 
     def _hooks(self) -> Iterator[Any]:
-        """Register all hooks, and yield the handle of each; count the products of experts, which
-        need no hook."""
+        """Register the hooks one by one, and yield the handle of each; count the products of
+        experts, which need no hook."""
         for side, layers in enumerate(self.layers):
             for layer in layers:
                 yield layer.register_forward_pre_hook(
@@ -232,8 +232,8 @@ class Pass:
                 self._count_experts(module)
         head = self.model.get_output_embeddings()
         if head is not None and self.is_causal:
-            # This project's loss computes logits only where there is a label: so many positions of
-            # the batch, no matter which.
+            # This project's loss computes logits only where there is a label. So the head gets rows
+            # x labels positions in place of all; which ones does not matter, here always the first.
             rows, _, labels = self.primes
             positions = torch.ones(rows * labels, dtype=torch.long, device="meta")
             yield head.register_forward_pre_hook(

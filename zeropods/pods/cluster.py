@@ -652,9 +652,12 @@ def _is_same_cluster(cluster: Cluster, pods: tuple[Pod, ...] | None) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """End the cluster of a folder, whose lock is held, and empty the folder; an empty folder stays
-    as it is. `UserError` where another machine started the cluster, or the folder holds other
-    files."""
+    """End the cluster of a folder, and empty the folder; an empty folder stays as it is. The caller
+    holds the folder's lock.
+
+    Raises:
+        UserError: another machine started the cluster, or the folder holds other files.
+    """
     cluster = read_cluster(folder)
     if cluster is not None:
         require_this_machine(cluster)

@@ -225,14 +225,16 @@ class PodProcesses(NamedTuple):
 
 
 def pod_processes(daemons: Sequence[int]) -> PodProcesses:
-    """The processes that live below this one, the agent.
+    """The processes of each run that live below this one, the agent, and the number of sshd's
+    connections outside of runs.
 
     Args:
         daemons: pids of the agent's own daemons: its sshd, if it has one, and the server that
             forks ranks, if it has started one.
     """
     agent = os.getpid()
-    # Without daemons, a pod on a kernel that tells no children would always look idle.
+    # Without daemons this does not count: on a kernel that tells no children, none would be found
+    # where none are expected, and each pod would look idle.
     if daemons and _is_idle(agent, daemons):
         return PodProcesses({}, 0)
     run_of: dict[int, str] = {}
@@ -242,7 +244,8 @@ def pod_processes(daemons: Sequence[int]) -> PodProcesses:
         # A process that has ended meanwhile is left out.
         with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
-            # The nearest mark counts: the process's own, or that of a process above it.
+            # A mark is the variable `RUN`. The nearest one counts, the process's own or that of a
+            # process above it; parents come first.
             run = variable(process, RUN) or run_of.get(parent)
             if run is not None:
                 run_of[process.pid] = run

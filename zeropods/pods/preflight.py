@@ -679,7 +679,8 @@ class GpuState:
 
 
 def checks_here(expected: Expectation, gpus: Sequence[GpuState]) -> list[Check]:
-    """All checks of this machine except that of its clock, in the order of the table's columns."""
+    """All checks of this machine except that of its clock, in the order of the columns of
+    `Preflight`'s table."""
     checks = []
     if expected.programs:
         checks.append(check_programs())
@@ -748,8 +749,8 @@ def lacking_operations(
             left out.
 
     Returns:
-        The names of what is missing, by the name of the operation; none where it can be compiled,
-        and None where it is compiled already.
+        By the name of the operation, the names of what is missing: empty where it can be compiled,
+        None where it is compiled already.
     """
     if operations is None:
         # No run is planned, so this is what any run on this machine may need.

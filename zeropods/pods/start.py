@@ -225,8 +225,12 @@ def _hosts(
     backend: str | None,
 ) -> tuple[Host, ...]:
     """The first `count` hosts of a hostfile, all of them where no count is given, and none where
-    there is no hostfile. `UserError` where another argument does not go with a hostfile, or not
-    without one. Arguments as those of `up`."""
+    there is no hostfile. Arguments as those of `up`.
+
+    Raises:
+        UserError: an argument contradicts the hostfile or needs one that is not given, there are
+            fewer hosts than `count`, or neither a hostfile nor a count is given.
+    """
     if hostfile is None:
         _check_without_hostfile(ssh_config, count)
         return ()

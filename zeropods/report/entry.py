@@ -263,8 +263,11 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
 
 
 def _thinned(samples: DataFrame) -> DataFrame:
-    """At most `DRAWN_SAMPLES` samples, each of which stands for a stretch of about as many samples:
-    the highest value of memory and the mean of use, at the time and in the phase of the first."""
+    """The samples, merged to `DRAWN_SAMPLES` where there are more.
+
+    They are cut into that many stretches of about equal length. Each becomes one sample: the
+    highest memory and the mean use, with the time and the phase of the stretch's first sample.
+    """
     if len(samples) <= DRAWN_SAMPLES:
         return samples
     import numpy as np

@@ -321,7 +321,8 @@ than chance."""
 def answer_table(
     predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8
 ) -> Table:
-    """Question, prediction, expected query, and the rows that both queries find, side by side.
+    """Question, predicted and expected query, and of each of the two its answer and the rows that
+    it finds.
 
     Args:
         predictions: their `index` names the example that they answer.

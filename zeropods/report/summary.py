@@ -259,21 +259,21 @@ class Summary:
         return "\n".join(part for part in parts if part)
 
     def to_csv(self) -> str:
-        """A line of raw values for each run, empty where nothing was measured; spaces separate the
-        items of a list."""
-        lines = []
+        """A line of raw values for each run; a cell is empty where nothing was measured, and spaces
+        separate the items of a list."""
+        runs = []
         for group in self.groups:
-            lines += group.runs_to_json()
+            runs += group.runs_to_json()
         # The keys of all runs, in the order in which they are first met: a run that was scored has
         # more of them.
         keys: dict[str, None] = {}
-        for line in lines:
-            keys |= dict.fromkeys(line)
+        for run in runs:
+            keys |= dict.fromkeys(run)
         text = io.StringIO()
         writer = csv.DictWriter(text, list(keys), lineterminator="\n")
         writer.writeheader()
-        for line in lines:
-            writer.writerow({key: _csv_cell(value) for key, value in line.items()})
+        for run in runs:
+            writer.writerow({key: _csv_cell(value) for key, value in run.items()})
         return text.getvalue()
 
     def to_page(self) -> str:

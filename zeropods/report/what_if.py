@@ -157,7 +157,8 @@ def _of_one_process(request: Request) -> Request:
 
 
 def _flags_that_differ(values: Request | Machines, usual: Request | Machines) -> list[str]:
-    """The flags, with their values in the units of the flags, of fields that are not as usual."""
+    """The flags for the fields that differ from the usual ones, each followed by its value in the
+    unit of the flag."""
     argv = []
     for name, value in vars(values).items():
         # Other types, such as the techniques, are no flags of one value; no flag sets `dropout`.
@@ -282,16 +283,17 @@ class _Questions:
 
         Args:
             make_request: makes the request, as for `fitting`.
-            beginning: beginning of the answer.
+            beginning: text before what differs; left out where the request cannot be planned.
             binds: function that says what limits the answer.
         """
         try:
             request = make_request()
             new = recommended(self.ask(request))
         except UserError as error:
-            # What follows is a remedy, which the table has no room for.
+            # After "; " comes a remedy, which the table has no room for.
             reason, *_ = str(error).split("; ")
             answer = f"not possible: {reason}"
+            # There is no command for it, so the plan's own stands there.
             return WhatIf(question, answer, "", command_of(self.request), None)
         command = command_of(request.with_techniques((new.technique.name,)))
         answer = beginning + changes(self.base, new)

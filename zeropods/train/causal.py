@@ -101,6 +101,7 @@ class Causal(Task):
                 "use --attn_implementation sdpa"
             )
         config = check_source(self.arguments)
+        # With random weights there is none: the shapes that are known are all causal.
         if config is not None:
             # For what it refuses; the class itself is needed later.
             _class_of(self.arguments.source, config)
@@ -360,7 +361,8 @@ def _configuration(
 ) -> PreTrainedConfig:
     """The configuration of the model that the arguments name.
 
-    With random weights it is that of a known shape, with the tokenizer's begin and end tokens.
+    With random weights `model_id` is the name of a shape that is known here, and begin and end
+    tokens are the tokenizer's.
 
     Args:
         options: options of `from_pretrained`, where the model has weights.

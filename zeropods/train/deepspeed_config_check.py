@@ -194,6 +194,7 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
 
     Args:
         before: place of the block with a dot after it; empty at the top.
+        ours: whether one of this project's scripts reads it, which fills in what is `auto`.
     """
     parent = before.removesuffix(".")
     for name, value in block.items():
@@ -204,11 +205,12 @@ def _faults_of_keys(block: Config, before: str, *, ours: bool) -> Faults:
             if parent not in BY_TYPE:
                 yield place, f": {_unknown(name, before)}"
         elif value == "auto":
-            # Of other scripts it is not known what they fill in, but for these blocks.
+            # What other scripts fill in is not known, except in a block of `BY_TYPE`.
             is_checked = ours or parent in BY_TYPE
             if is_checked and not key.fills:
                 yield place, AUTO
         else:
+            # Those of a block within it too.
             yield from _faults_of_value(place, key, value, ours=ours)
 
 

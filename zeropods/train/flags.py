@@ -129,7 +129,8 @@ class Vocabularies:
 def _fault_of(
     value: Any, *, choices: tuple[str, ...], bounds: Mapping[str, float], **_: Any
 ) -> str | None:
-    """The value of a flag and what is wrong with it, for a message; None where nothing is.
+    """A message's words for a flag's wrong value: the value, and what is expected; None where it is
+    right.
 
     Args:
         choices: as for `flag`.

@@ -160,7 +160,8 @@ class Task(ABC):
     def score(
         self, dev_loss: SummedLoss | None, summed_loss: Callable[[TokenizedSplit], SummedLoss]
     ) -> str:
-        """Score the model that was trained and saved, and return in words how good it is.
+        """Score the model that was trained, and return in words how good it is; here an empty
+        text, for a task without a score of its own.
 
         Every rank takes part.
 

@@ -340,7 +340,7 @@ def _usable_precision(source: str | Path, precision: str, *, causal: bool) -> st
     Arguments are those of `load_model`.
 
     Raises:
-        UserError: FP16 for a model that cannot have it, or without a GPU.
+        UserError: FP16 for an encoder-decoder, or without a GPU.
     """
     import torch
 
@@ -348,6 +348,7 @@ def _usable_precision(source: str | Path, precision: str, *, causal: bool) -> st
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; use fp32 or bf16")
+    # What `auto` is depends on the model too; a model folder or a hub id stands for itself.
     model_id = _run_config(source).get("model_id") or str(source)
     return resolve_precision(precision, model_id)
 

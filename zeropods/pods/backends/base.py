@@ -204,9 +204,10 @@ class Backend(ABC):
             orders: as in `start`.
 
         Returns:
-            The id of the new worker alone; nothing where it could not be created, and then
-            `failure` is set to the reason.
+            The id of the new worker alone; nothing where it could not be created, and `failure`
+            then is the reason, where that is known.
         """
+        # No worker may be replaced, unless a subclass says so by `may_replace`.
         return ()
 
     def withdraw(self, workers: Sequence[str]) -> None:
