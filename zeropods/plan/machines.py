@@ -275,9 +275,12 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         return 0.0
     passes = work.gradient_accumulation
     parameters = share(work.shape.parameters, work.ranks)
-    # FP32 gradients are those on their way to the masters.
+    # Gradients on their way to the masters, in FP32. In stages 1 and 2 the processes copy in turn,
+    # so that each waits for those of all.
+    fp32_gradient_bytes = MASTER * parameters
+    if not technique.divides_parameters:
+        fp32_gradient_bytes = MASTER * work.shape.parameters
     if technique.divides_parameters:
-        fp32_gradient_bytes = MASTER * parameters
         # Weights go to the GPU twice in a pass; gradients go there and back.
         weight_bytes = 2 * passes * work.element_bytes * parameters
         gradient_bytes = 2 * passes * work.element_bytes * parameters
@@ -285,8 +288,6 @@ def _offload_seconds(work: Workload, machines: Machines) -> float:
         # No other stage offloads to a disk.
         return all_bytes / machines.host_link + _nvme_seconds(work, machines)
 
-    # The processes copy in turn, so that each waits for the gradients of all.
-    fp32_gradient_bytes = MASTER * work.shape.parameters
     weight_bytes = work.element_bytes * parameters
     seconds = (fp32_gradient_bytes + weight_bytes) / machines.host_link
     if passes > 1:
