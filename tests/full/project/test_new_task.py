@@ -109,7 +109,7 @@ class Reverser(Answerer):
     def _encoded(self, examples: Sequence[Line], how: Generation) -> list[list[int]]:
         return [self.tokenizer(line.question).input_ids for line in examples]
 
-    def _batch(self, examples: list[Line], prompts: list[Any], how: Generation) -> list[Prediction]:
+    def _answer_batch(self, examples: list[Line], prompts: list[Any], how: Generation) -> list[Prediction]:
         ids = self.saved.generated(prompts, **how.options)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [answer_to(line, text) for line, text in zip(examples, texts, strict=True)]
