@@ -450,8 +450,8 @@ def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) 
 
 
 def launch_line(launch: Launch, cluster: Cluster, hostfile: Path) -> str:
-    """What to paste into a shell for a launch on pods: DeepSpeed's own command over pdsh; for
-    agents `zeropods launch`, since they start only ranks that are supervised.
+    """What to paste into a shell for a launch on pods: over pdsh DeepSpeed's own command; with
+    agents `zeropods launch`, since agents start only ranks that are supervised.
 
     Args:
         hostfile: file with the hosts, for DeepSpeed's command.

@@ -133,8 +133,9 @@ def judge(
 
 
 def _verdict_on_silence(pods: Sequence[PodState], sessions: Mapping[str, float]) -> Ending | None:
-    """The verdict if a pod has been silent for too long, or has ended the run because this process
-    was; None otherwise. The pod that has been silent for longest comes first.
+    """The verdict if a pod has been silent for too long, or has ended the run because this launcher
+    did not renew its lease in time; None otherwise. The pod that has been silent for longest comes
+    first.
 
     Args:
         sessions: the failed sessions, as for `judge`.
@@ -143,7 +144,6 @@ def _verdict_on_silence(pods: Sequence[PodState], sessions: Mapping[str, float])
     for state in sorted(pods, key=lambda state: state.answered_at):
         name = state.pod.name
         if HAS_ENDED in (state.error or ""):
-            # No renewal came through for longer than the lease.
             why = "because this launcher was silent for longer than its lease"
             return Ending("failed", f"{name} ended the run, {why}", name)
         silent_seconds = now - state.answered_at

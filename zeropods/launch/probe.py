@@ -105,8 +105,8 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
 
 
 def _run_on_pods(cluster: Cluster, ranks: Sequence[dict[str, str]]) -> list[CompletedProcess[str]]:
-    """Run a rank with its variables on each pod, and return how each ended: by the agents where
-    pdsh does not reach the pods, otherwise over ssh. Either way, a rank sees the pod's own GPUs."""
+    """Run a rank with its variables on each pod, by the agents where pdsh does not reach the pods,
+    otherwise over ssh; return how each ended. No variable names GPUs: a rank sees its pod's."""
     if cluster.why_not_pdsh() is not None:
         requests = []
         for variables in ranks:

@@ -777,11 +777,15 @@ EMBEDDING = ("rows", "dimension")
 UNNAMED_DETAILS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
 """Names of the values that a class prints without a name."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
+"""Matches one detail: text up to a comma that is outside of brackets."""
 
 
 def _read_details(class_name: str, text: str) -> dict[str, object]:
-    """What a class prints after its figures, such as `in_features=128, bias=False`, by name; the
-    name of a value without one is that of `UNNAMED_DETAILS`, or else its position, from 0."""
+    """What a class prints after its figures, such as `in_features=128, bias=False`, by name.
+
+    A value that is printed without a name gets the one that `UNNAMED_DETAILS` has for its position,
+    or else the position itself, from 0.
+    """
     details: dict[str, object] = {}
     names = UNNAMED_DETAILS.get(class_name.rpartition(".")[2], ())
     for position, untrimmed in enumerate(DETAIL.findall(text)):

@@ -205,13 +205,14 @@ def _correct(report: Report, judgement: Judgement) -> _Correction:
 
 def _rates_of_step(figures: Figures, passes: int) -> Figures:
     """Rates of a summary, as far as they are known, with the work of all `passes` of a step, and
-    with the rows of processes that share a model counted once."""
+    with the samples of processes that share a model counted once."""
     rates: Figures = {}
     for key in SUMMARY_RATES:
         rate = figures[key]
         if rate is not None:
-            # DeepSpeed counts the FLOPs and rows of one pass in the time of all of them.
+            # DeepSpeed divides the FLOPs and samples of one pass by the time of all of them.
             rates[key] = rate * passes
+    # Processes that share a model train on the same samples.
     model_parts = figures["model_parallel_size"] or 1
     rates["samples_per_second"] = _ratio(rates.get("samples_per_second"), model_parts)
     return rates

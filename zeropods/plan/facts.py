@@ -101,18 +101,19 @@ def _transformers_knows(model_type: str) -> bool:
 
 @cache
 def shape_recorded(config: str) -> Shape | None:
-    """The shape of the model that a run has recorded.
+    """The shape of the model that a run has recorded: that of a known model of the same sizes,
+    whose facts are shipped, else as a pass of the model is traced.
 
     Args:
         config: its configuration, as JSON.
 
     Returns:
-        The shape; None where the configuration is no model's, the model cannot be traced, or
-        transformers is not installed.
+        The shape; None where no model is known and the configuration is no model's, or the model
+        cannot be traced, for want of transformers too.
     """
     recorded = json.loads(config)
     for name, known in known_models().items():
-        # Rates and scales change no tensor.
+        # Floats are rates, and dicts hold scales: neither changes a tensor's size.
         sizes = {key: value for key, value in known.items() if not isinstance(value, float | dict)}
         if all(recorded.get(key) == value for key, value in sizes.items()):
             return shape_named(name)
@@ -120,7 +121,7 @@ def shape_recorded(config: str) -> Shape | None:
         return None
     # Whoever summarises a run goes on without its shape.
     with contextlib.suppress(UserError, ImportError):
-        return _shape(config, None)
+        return _shape(config, folder=None)
     return None
 
 

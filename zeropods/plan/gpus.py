@@ -239,8 +239,9 @@ def _meant(gpu: str) -> tuple[Card, ...]:
 
 
 def _with_words(words_of_name: frozenset[str]) -> list[Card]:
-    """The cards that have all words of a short name, without those that have more words than
-    another one of them: `PRO 6000` does not mean its Server or its Max-Q variant."""
+    """The cards that have all words of a short name, makers and sizes left out, and that come in
+    these sizes; without those that have all words of another of them and more: `PRO 6000` does not
+    mean its Server or its Max-Q variant."""
     sizes = {word for word in words_of_name if re.fullmatch(r"\d+gi?b", word)}
     short_name = words_of_name - MAKERS - sizes
     if not short_name:

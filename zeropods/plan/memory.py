@@ -328,8 +328,8 @@ def _elements_kept_whole(work: Workload) -> int:
 
 
 def _buffers(work: Workload) -> list[Term]:
-    """Terms of the buffers that exist during the backward pass: empty where a process trains by
-    itself, unless it has a QLoRA."""
+    """Terms of the buffers that exist during the backward pass: none for one process without an
+    engine or of FSDP, unless it has a QLoRA."""
     technique = work.technique
     terms = []
     if work.method.adapter == QLORA:

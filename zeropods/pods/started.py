@@ -173,15 +173,17 @@ class Started:
             }
 
     async def _read(self) -> bytes:
-        """Wait for output and return it; none where nothing comes within `HOLD_SECONDS`, or within
-        `DRAIN_SECONDS` once the process has ended."""
+        """Wait for the next piece of output and return it. None comes where there is nothing within
+        `HOLD_SECONDS`, or `DRAIN_SECONDS` of a process that has ended already, and where the
+        process has closed its output and ended."""
         seconds = DRAIN_SECONDS if self.has_ended else HOLD_SECONDS
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 piece = await self._reader.read(PIECE_BYTES)
                 if piece:
                     return piece
-                # The process has closed its output, and is about to end.
+                # The process has closed its output, and is about to end: the answer can then say
+                # with which status.
                 await self._ended.wait()
         return b""
 

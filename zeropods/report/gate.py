@@ -251,12 +251,13 @@ def _allowed(figure: str, before: Values, now: Values) -> float:
 
 
 def _allowed_accuracy(measure: Measure, before: Values) -> float:
-    """The worst value of a measure that passes: the worse end of the old interval; without one, the
-    old value with a tolerance; for an exponential, what follows from the tolerance of a loss."""
+    """The worst value of a measure that passes: of a perplexity, what follows from the tolerance of
+    its loss, whatever its interval; else the worse end of the old interval; without one, the old
+    value with a tolerance."""
     old: float = before[measure.key]
     if measure.exponential_of is not None:
-        # A perplexity is e to the power of the loss, which may grow by this share. No perplexity is
-        # below 1, where a power would be smaller instead.
+        # A perplexity is e to the power of the loss, which may grow by this share. Below 1, which
+        # no perplexity is, a power would make it smaller.
         return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
     interval = before.get(f"{measure.key}_interval")
     if interval:

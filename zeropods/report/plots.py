@@ -659,7 +659,7 @@ def throughput_plot(rows: Sequence[Row]) -> Plot:
 
 
 def _draw_spread(axes: Axes, bar: int, row: Row) -> None:
-    """Draw over a row's bar its repeats and its interval, and write its mean behind them.
+    """Draw over a row's bar its repeats and its interval, and write its mean to the right of them.
 
     Args:
         bar: index of the bar, which is its height on the axis.

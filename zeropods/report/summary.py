@@ -157,9 +157,11 @@ class Summary:
         """Every plot by the name of its file without `.svg`; the first one comes at the top of the
         page.
 
-        Losses are of the first run of each row; memory and use over time are those of `timelines`.
+        Losses are of the first run of each row; memory, and use of GPU or cores, over time are
+        those of `timelines`.
         """
         records = [(label, entry.record) for entry, label in self._first_runs]
+        # `timelines` are at most `PLOTTED_RUNS`; a title says of how many.
         number_with_samples = len(self._first_runs_with_samples)
         return {
             "speed_memory": speed_memory_plot(self.rows),

@@ -276,13 +276,15 @@ class _Dropout(torch.autograd.Function):
 
 def _keep_mask(shape: torch.Size, dropping_levels: int) -> Tensor:
     """A mask of 16 bits an element: -1, which sets all bits, for one that stays, and 0 for others.
+    Of `LEVELS` equally likely levels, `dropping_levels` drop an element.
 
     The random bits are freed when this returns, before the masked values are made.
     """
     elements = shape.numel()
     draws = math.ceil(elements / ELEMENTS_PER_DRAW)
     words = torch.empty(draws, dtype=torch.int64)
-    # Draw from the range of all 64 bits; otherwise the top bit of every fourth element would be 0.
+    # From the whole range of 64 bits: `random_()` draws no negative numbers, so that the top bit of
+    # every fourth element would be 0.
     words.random_(-(1 << 63), None)
     bits = words.view(torch.int16)[:elements]
     # As signed numbers, 16 bits begin at -LEVELS / 2.

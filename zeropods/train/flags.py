@@ -248,7 +248,8 @@ class RunArguments:
             )
 
     def _check_values(self) -> None:
-        """Refuse values that are out of bounds or none of the choices; the message has them all."""
+        """Refuse values that are out of bounds or none of the choices, in one message that lists
+        every fault."""
         faults = []
         for flag_field in fields(self):
             value = getattr(self, flag_field.name)

@@ -135,7 +135,7 @@ def undisturbed() -> Iterator[None]:
 def heard_while_waiting(
     act: Callable[[str], None], *, saving: signal.Signals | None = None
 ) -> Iterator[None]:
-    """Let a thread act on a signal that ends a run, where the main thread cannot.
+    """Let a thread act on a signal that ends a run, where the main thread is stuck.
 
     Python's own handlers run in the main thread between two instructions, which a rank that waits
     in a collective for a lost pod never reaches. The byte that a signal puts on a wake-up socket
@@ -159,8 +159,8 @@ def heard_while_waiting(
             number = byte[0]
             if number not in ENDINGS or number == saving:
                 continue
-            # A main thread that Python's handler has reached leaves the block by then, which closes
-            # the other end.
+            # If Python's handler reaches the main thread, that thread leaves the block within this
+            # time and closes the other end.
             if _wait_until_closed(hearing, UNHEARD_SECONDS):
                 return
             act(signal.Signals(number).name)
