@@ -160,15 +160,7 @@ def _compiled() -> tuple[Step, ...]:
 def _decoder_only() -> tuple[Step, ...]:
     """A decoder-only model with grouped queries and a large vocabulary, with and without recomputed
     activations."""
-    plain = Cell(
-        name="qwen3-0.6b-none",
-        kind="causal",
-        model="qwen3-0.6b",
-        prompt="squad",
-        batch=16,
-        steps=WORKSHOP_STEPS,
-        multiple=1,
-    )
+    plain = _qwen3("qwen3-0.6b")
     checkpointing = replace(plain, name="qwen3-0.6b-none-checkpointing", checkpointing=True)
     zero2 = replace(plain, name="qwen3-0.6b-zero2", technique="zero2")
     zero3 = replace(
@@ -256,15 +248,7 @@ def _planned_by_a_probe() -> tuple[Step, ...]:
     large_best = replace(
         known["t5-large-none-best"], name="t5-large-uncompiled-best", compile="off"
     )
-    qwen = Cell(
-        name="qwen3-1.7b-none",
-        kind="causal",
-        model="qwen3-1.7b",
-        prompt="squad",
-        batch=16,
-        steps=WORKSHOP_STEPS,
-        multiple=1,
-    )
+    qwen = _qwen3("qwen3-1.7b")
     steps = [
         Step(name="facts", most_seconds=40),
         Step(name="recipe", most_seconds=50, cells=(known["t5-small-control"], uncompiled)),
@@ -288,6 +272,19 @@ def _planned_by_a_probe() -> tuple[Step, ...]:
         most_seconds = 50 if cell.model == "bloom-560m" else 70
         steps.append(Step(name=cell.name, most_seconds=most_seconds, cells=(cell,)))
     return tuple(steps)
+
+
+def _qwen3(model: str) -> Cell:
+    """A Qwen3 on the SQuAD workshop's data by `none`: batch 16 in BF16."""
+    return Cell(
+        name=f"{model}-none",
+        kind="causal",
+        model=model,
+        prompt="squad",
+        batch=16,
+        steps=WORKSHOP_STEPS,
+        multiple=1,
+    )
 
 
 def _workshop(technique: str) -> Cell:
