@@ -205,8 +205,9 @@ def _page(collected: list[Part]) -> Iterable[str]:
             yield _memory(measured).to_markdown()
         if part.commands:
             yield _commands(part.commands).to_markdown()
-            left = part.documents.get("left_over", {"processes": []})["processes"]
-            yield f"\nProcesses of commands left running: {len(left)}."
+            left = part.documents.get("left_over")
+            if left is not None:
+                yield f"\nProcesses of commands left running: {len(left['processes'])}."
         yield from _profiles(measured)
         yield from _remarks(part, measured)
 

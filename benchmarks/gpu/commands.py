@@ -8,6 +8,7 @@ rank, a GPU that another program has nearly filled, `zeropods plan --tune`, note
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 
 from zeropods import files
+from zeropods.errors import UserError
 from zeropods.files import HOME
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import start_bound
@@ -32,6 +34,8 @@ LAST_CHARACTERS = 2_000
 PAUSE_SECONDS = 0.2
 ENDING_SECONDS = 10.0
 """Seconds from SIGTERM to SIGKILL of a command that takes too long."""
+HOLDING_SECONDS = 60.0
+"""Most seconds until another program holds the GPU's memory."""
 HOLDER = """
 import sys, torch
 free, _ = torch.cuda.mem_get_info()
@@ -80,6 +84,7 @@ class Desk:
         words = [word.format(**self.places) for word in command.words]
         variables = {name: text.format(**self.places) for name, text in command.variables.items()}
         began = time.monotonic()
+        began_unix_seconds = time.time()
         with open(log, "wb") as output, _neighbour(command.leaves_bytes):
             process = start_bound(
                 [sys.executable, *words],
@@ -87,7 +92,9 @@ class Desk:
                 stderr=subprocess.STDOUT,
                 env={**child_environment(), **variables},
             )
-            killed_step = self._watch(command, process, began + seconds)
+            # A command that does not end by itself takes some seconds more.
+            ends = began + max(1.0, seconds - ENDING_SECONDS)
+            killed_step = self._watch(command, process, ends, began_unix_seconds)
         text = log.read_bytes().decode("utf-8", "replace").strip()
         ended = {
             "name": command.name,
@@ -95,13 +102,20 @@ class Desk:
             "status": process.returncode,
             "expected_status": command.status,
             "seconds": round(time.monotonic() - began, 1),
+            "kills_rank_at": command.kills_rank_at,
             "killed_at_step": killed_step,
             "output": text[-LAST_CHARACTERS:],
         }
         self._keep(ended)
         return ended
 
-    def _watch(self, command: Command, process: subprocess.Popen[bytes], ends: float) -> int | None:
+    def _watch(
+        self,
+        command: Command,
+        process: subprocess.Popen[bytes],
+        ends: float,
+        began_unix_seconds: float,
+    ) -> int | None:
         """Wait for a command, end it when its time is over, and kill its rank if that is asked for;
         returns the step at which the rank was killed."""
         killed_step = None
@@ -111,13 +125,14 @@ class Desk:
                 _end(process)
                 break
             if command.kills_rank_at is not None and killed_step is None:
-                killed_step = _kill_rank(folder, command.kills_rank_at)
+                killed_step = _kill_rank(folder, command.kills_rank_at, began_unix_seconds)
             time.sleep(PAUSE_SECONDS)
         return killed_step
 
     def _keep(self, ended: dict[str, Any]) -> None:
         """Add a command to those that were typed here."""
-        files.write_json(self.out / COMMANDS, {"commands": [*typed(self.out), ended]})
+        others = [earlier for earlier in typed(self.out) if earlier["name"] != ended["name"]]
+        files.write_json(self.out / COMMANDS, {"commands": [*others, ended]})
 
 
 def typed(out: Path) -> list[dict[str, Any]]:
@@ -130,7 +145,7 @@ def typed(out: Path) -> list[dict[str, Any]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a command to end, as Ctrl-C would, and kill its group where it does not."""
+    """Ask a command to end, and kill its group where it does not."""
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(ENDING_SECONDS)
@@ -139,12 +154,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _kill_rank(folder: Path, step: int) -> int | None:
-    """Kill rank 0 of a run that has come to this step; returns the step that it was at."""
+def _kill_rank(folder: Path, step: int, began_unix_seconds: float) -> int | None:
+    """Kill rank 0 of a run that has come to this step; returns the step that it was at, and None
+    where it has not come there, or has ended.
+
+    Args:
+        began_unix_seconds: when the command began; heartbeats of earlier runs do not count.
+    """
     beat = read_beats(folder).get(0)
-    if beat is None or beat.step < step:
+    if beat is None or beat.step < step or beat.began_unix_seconds < began_unix_seconds:
         return None
-    os.kill(beat.pid, signal.SIGKILL)
+    try:
+        os.kill(beat.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return None
     return beat.step
 
 
@@ -162,10 +185,18 @@ def _neighbour(leaves_bytes: int | None) -> Iterator[None]:
     )
     try:
         assert holder.stdout is not None
-        holder.stdout.readline()
+        select.select([holder.stdout], [], [], HOLDING_SECONDS)
+        if holder.poll() is not None:
+            raise UserError("the program that was to fill the GPU has ended; see its error above")
         yield
     finally:
-        holder.communicate()
+        if holder.stdin is not None:
+            holder.stdin.close()
+        try:
+            holder.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
 
 
 def left_over(out: Path) -> list[str]:
@@ -193,5 +224,18 @@ def ended_in_words(ended: dict[str, Any]) -> str:
     """How a command ended, in a few words."""
     text = f"{ended['name']} ended with {ended['status']}"
     if ended["status"] != ended["expected_status"]:
-        return f"{text}, not {ended['expected_status']}"
+        text = f"{text}, not {ended['expected_status']}"
+    if _was_spared(ended):
+        text = f"{text}, and its rank was not killed"
     return text
+
+
+def ended_as_expected(ended: dict[str, Any]) -> bool:
+    """Whether a command ended with the status that it should, and its rank was killed where that
+    was asked for."""
+    return ended["status"] == ended["expected_status"] and not _was_spared(ended)
+
+
+def _was_spared(ended: dict[str, Any]) -> bool:
+    """Whether a rank that was to be killed was not."""
+    return ended["kills_rank_at"] is not None and ended["killed_at_step"] is None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cells import Cell, for_cpu
-from benchmarks.gpu.commands import Desk, ended_in_words, left_over, typed
+from benchmarks.gpu.commands import Desk, ended_as_expected, ended_in_words, left_over, typed
 from benchmarks.gpu.data import Data, find_data
 from benchmarks.gpu.jobs import call, prefetching
 from benchmarks.gpu.machine import Machine, machine_here, runnable
@@ -322,11 +322,11 @@ def _failures(out: Path) -> list[str]:
         if record["status"] not in ("ok", "oom"):
             failed.append(path.stem)
     for ended in typed(out):
-        if ended["status"] != ended["expected_status"]:
+        if not ended_as_expected(ended):
             failed.append(ended["name"])
     if not failed:
         return []
-    return [f"did not end well: {', '.join(failed)}; summary.md says why"]
+    return [f"did not end well: {', '.join(failed)}; summary.md and commands.json say why"]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -36,7 +36,7 @@ libraries end the process. This page is made of `results/reliability.json`:
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
-  after each restart, within {SAME:g} relative; from the second restart of a run by `ddp` on three pods on, within
+  after each restart, within {SAME:g} relative; from the second restart of a run by `ddp` on three pods and more on, within
   {SAME_BUT_FOR_ROUNDING:g}, for a reason that the next line gives); a damaged file was named
 * losses other than the undisturbed run's: at some step of the whole run, by more than the same. Of these runs only
   `ddp` on three pods and more may have such: torch's DDP lays the gradients out anew after its first step, so in the

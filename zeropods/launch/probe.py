@@ -9,7 +9,6 @@ is one of these processes. Rank 0 prints what was measured, a JSON document, as 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -29,9 +28,9 @@ from zeropods.plan.machines import LAYER_LAUNCHES, OUTSIDE_LAUNCHES
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.gpus import HIDDEN, VISIBLE, visible_gpus
 from zeropods.pods.preflight import (
-    PYTHON_PATH,
     TIMED_OUT,
     Expectation,
+    absolute_python_path,
     python_path_variables,
     request_to_check,
     run_all,
@@ -94,7 +93,7 @@ def _variables_of_ranks(hosts: Sequence[str], port: int) -> list[dict[str, str]]
             "OMP_WAIT_POLICY": "PASSIVE",
             # Checked as for agents: over ssh these are quoted, and pdsh has no part in it.
             **exported_variables((), {}, AGENTS),
-            **python_path_variables(os.environ.get(PYTHON_PATH)),
+            **python_path_variables(absolute_python_path()),
             "RANK": str(number),
             "WORLD_SIZE": str(len(hosts)),
             "MASTER_ADDR": hosts[0],

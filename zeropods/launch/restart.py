@@ -4,6 +4,7 @@ with what."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +70,12 @@ def calls_for_another(outcome: Record | UnopenedError) -> bool:
 def saved_checkpoints(folder: Path) -> frozenset[tuple[str, int]]:
     """The complete checkpoints of a run folder: for each the path of its manifest, and when that
     was written, in nanoseconds since 1970, so that a checkpoint that is saved anew is another."""
-    manifests = (folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}")
-    return frozenset((str(path), path.stat().st_mtime_ns) for path in manifests)
+    saved = set()
+    for path in (folder / "checkpoints").glob(f"checkpoint-*/{MANIFEST}"):
+        # A rank that is still alive may delete its oldest checkpoint meanwhile.
+        with suppress(OSError):
+            saved.add((str(path), path.stat().st_mtime_ns))
+    return frozenset(saved)
 
 
 def next_attempt(

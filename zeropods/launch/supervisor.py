@@ -144,8 +144,8 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     if earlier is not None:
         return earlier
     current, left = _launch_to_begin_with(planned, cluster, supervision.min_pods)
-    attempts = _Attempts(planned, cluster, supervision, left)
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
+        attempts = _Attempts(planned, cluster, supervision, left)
         while True:
             outcome, decided_at = attempts.run(current)
             following = attempts.prepare_next(current, outcome)

@@ -209,7 +209,7 @@ class Expectation:
             project=str(folder),
             versions=versions(),
             digests=digests,
-            python_path=os.environ.get(PYTHON_PATH),
+            python_path=absolute_python_path(),
             **run,
         )
 
@@ -528,6 +528,12 @@ def probe_command(expected: Expectation) -> str:
     if expected.python_path:
         argv = ["env", f"{PYTHON_PATH}={expected.python_path}", *argv]
     return f"cd {shlex.quote(expected.project)} 2>/dev/null || cd /; exec {shlex.join(argv)}"
+
+
+def absolute_python_path() -> str | None:
+    """This process's PYTHONPATH, as it is meant in any working folder; None where it has none."""
+    folders = os.environ.get(PYTHON_PATH, "").split(os.pathsep)
+    return os.pathsep.join(os.path.abspath(folder) for folder in folders if folder) or None
 
 
 def python_path_variables(python_path: str | None) -> dict[str, str]:

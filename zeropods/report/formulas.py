@@ -133,8 +133,7 @@ def _speed(record: Record) -> Figures:
     rate = record.samples_per_second
     tokens_per_second = None
     if rate is not None and tokens:
-        tokens_per_row = tokens / _trained_rows(record)
-        tokens_per_second = rate * tokens_per_row
+        tokens_per_second = rate * tokens / _trained_rows(record)
 
     # Without rows to evaluate, there is no rate, rather than a rate of 0.
     dev_rows = record.dev_rows or None

@@ -181,8 +181,22 @@ def test_half_a_result_is_collected_and_what_is_missing_is_named(
 def test_commands_that_ended_otherwise_and_what_they_left_running_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe = {"name": "probe", "status": 0, "expected_status": 0, "seconds": 20.1, "killed_at_step": None}
-    killed = {"name": "killed", "status": 1, "expected_status": 0, "seconds": 40.0, "killed_at_step": 62}
+    probe = {
+        "name": "probe",
+        "status": 0,
+        "expected_status": 0,
+        "seconds": 20.1,
+        "kills_rank_at": None,
+        "killed_at_step": None,
+    }
+    killed = {
+        "name": "killed",
+        "status": 1,
+        "expected_status": 0,
+        "seconds": 40.0,
+        "kills_rank_at": 60,
+        "killed_at_step": 62,
+    }
     documents = {"machine": asdict(H200), "commands": {"commands": [probe, killed]}}
     archive(tmp_path, "part-e", {**documents, "left_over": {"processes": ["an agent"]}})
     assert collected(tmp_path, tmp_path / "out", monkeypatch) == 0

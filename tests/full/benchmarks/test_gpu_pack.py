@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.commands import Command, Desk, ended_in_words, typed, zeropods
+from benchmarks.gpu.commands import Command, Desk, ended_as_expected, ended_in_words, typed, zeropods
 from benchmarks.gpu.pack import CARRIED, tiny_data
 from tests.full.conftest import ROOT
 
@@ -61,7 +61,7 @@ def test_a_command_is_kept_with_its_end_and_one_that_takes_too_long_is_ended(tmp
     said = Command(name="says so", words=("-c", says, "{data}"), status=3, variables={"PLACE": "{model}"})
     late = Command(name="late", words=("-c", "import time; print('begun', flush=True); time.sleep(3600)"))
     assert ended_in_words(desk.type(said, 60.0)) == "says so ended with 3"
-    assert ended_in_words(desk.type(late, 5.0)) == f"late ended with {-signal.SIGTERM}, not 0"
+    assert ended_in_words(desk.type(late, 30.0)) == f"late ended with {-signal.SIGTERM}, not 0"
     first, second = typed(tmp_path)
     assert (first["output"], second["output"]) == ("the data t5-tiny", "begun")
     assert (tmp_path / "commands" / "says-so.log").read_text() == "the data t5-tiny\n"
@@ -73,7 +73,7 @@ def test_a_rank_is_killed_at_its_step_and_its_run_goes_on(tiny: Path, tmp_path: 
     steps = ("--max_steps", "40", "--save_steps", "5", "--eval_steps", "0", "--outputdir", "{runs}/killed")
     launch = ("launch", "--launcher", "none", "--restarts", "1", "--", "textsql_train.py", *flags, *steps)
     ended = Desk(out=tmp_path, places=places).type(zeropods("killed", *launch, kills_rank_at=10), 600.0)
-    assert ended["status"] == 0, ended["output"]
+    assert ended_as_expected(ended), ended["output"]
     assert ended["killed_at_step"] >= 10 and "killed by SIGKILL" in ended["output"]
 
 

@@ -61,10 +61,10 @@ class Ddp(Engine):
             return
         parameters = model.state_dict(keep_vars=True)
         for name, weight in load_file(checkpoint / SAFE_WEIGHTS_NAME).items():
-            master = masters.get(id(parameters[name]))
-            # A buffer, or a parameter that is not trained, has none.
-            if master is not None:
-                master.copy_(weight)
+            parameter = parameters[name]
+            # A buffer, or a parameter that is not trained, has no master.
+            if parameter.requires_grad:
+                masters[id(parameter)].copy_(weight)
 
 
 def masters_of(optimizer: object) -> dict[int, Tensor]:
