@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.gpu import collect
 from benchmarks.gpu.cells import Cell
+from benchmarks.gpu.commands import ended_as_expected
 from benchmarks.gpu.machine import Machine, nvidia_gpu
 from benchmarks.gpu.pack import RUN, check_pack, code_digest
 from benchmarks.gpu.pack import main as pack_main
@@ -178,34 +179,29 @@ def test_half_a_result_is_collected_and_what_is_missing_is_named(
     assert (tmp_path / "out" / "part-b" / "cells" / "bloom-560m-none.json").is_file()
 
 
+def a_command(name: str, **values: Any) -> dict[str, Any]:
+    """How a command of a pack ended."""
+    ended = {"name": name, "status": 0, "expected_status": 0, "seconds": 20.1}
+    return {**ended, "kills_rank_at": None, "killed_at_step": None, **values}
+
+
 def test_commands_that_ended_otherwise_and_what_they_left_running_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe = {
-        "name": "probe",
-        "status": 0,
-        "expected_status": 0,
-        "seconds": 20.1,
-        "kills_rank_at": None,
-        "killed_at_step": None,
-    }
-    killed = {
-        "name": "killed",
-        "status": 1,
-        "expected_status": 0,
-        "seconds": 40.0,
-        "kills_rank_at": 60,
-        "killed_at_step": 62,
-    }
-    documents = {"machine": asdict(H200), "commands": {"commands": [probe, killed]}}
+    probe = a_command("probe")
+    killed = a_command("killed", status=1, kills_rank_at=60, killed_at_step=62)
+    spared = a_command("spared", kills_rank_at=60)
+    documents = {"machine": asdict(H200), "commands": {"commands": [probe, killed, spared]}}
     archive(tmp_path, "part-e", {**documents, "left_over": {"processes": ["an agent"]}})
     assert collected(tmp_path, tmp_path / "out", monkeypatch) == 0
     page = (tmp_path / "out" / "README.md").read_text()
-    ends = [line.split("|")[1:3] for line in page.splitlines() if line.startswith(("| probe", "| killed"))]
+    ends = [line.split("|")[1:3] for line in page.splitlines() if line.startswith(("| probe", "| killed", "| spared"))]
     assert [[text.strip() for text in end] for end in ends] == [
         ["probe", "ended with 0"],
         ["killed", "ended with 1, not 0; rank 0 was killed at step 62"],
+        ["spared", "ended with 0, and its rank was not killed"],
     ]
+    assert [ended_as_expected(ended) for ended in (probe, killed, spared)] == [True, False, False]
     assert "Processes of commands left running: 1." in page
     assert "Not measured: pods up, pods check," in page
 
